@@ -148,8 +148,8 @@ nccl::Result rma_iput(void* rma_context, int context, std::uint64_t source_offse
                       std::size_t size, std::uint64_t target_offset, void* target_mhandle, std::uint32_t rank,
                       void** request) noexcept {
   return to_nccl(as_contexts(rma_context)
-                     .put({context, rank}, part(source_mhandle, source_offset), size,
-                          part(target_mhandle, target_offset), request));
+                     .put(context, source_offset, static_cast<const rma::Memory*>(source_mhandle), size, target_offset,
+                          static_cast<const rma::Memory*>(target_mhandle), rank, request));
 }
 
 nccl::Result rma_iput_signal(void* rma_context, int context, std::uint64_t source_offset, void* source_mhandle,

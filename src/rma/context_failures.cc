@@ -4,7 +4,7 @@
 
 #include "base/clock.h"
 #include "net/diagnose/diagnosis.h"
-#include "rma/context_set.h"
+#include "rma/context_posting.h"
 #include "rma/work_id.h"
 #include "verbs/device.h"
 #include "verbs/errors.h"
@@ -12,10 +12,18 @@
 namespace verbatim::rma {
 namespace {
 
-const char* name_of(const Operation& operation, bool to_oneself) {
-  if (operation.opcode == IBV_WR_RDMA_READ) return to_oneself ? "flushing or getting" : "getting";
-  if (!operation.has_data) return "signalling";
-  return operation.has_signal ? "putting, with a signal," : "putting";
+const char* name_of(OperationKind kind, bool to_oneself) {
+  switch (kind) {
+    case OperationKind::kPut:
+      return "putting";
+    case OperationKind::kPutSignal:
+      return "putting, with a signal,";
+    case OperationKind::kSignal:
+      return "signalling";
+    case OperationKind::kGet:
+      break;
+  }
+  return to_oneself ? "flushing or getting" : "getting";
 }
 
 }  // namespace
@@ -67,12 +75,12 @@ std::string ContextSet::describe(const PeerQueue& queue) const {
 }
 
 Failure ContextSet::completion_failure(const ibv_wc& cause) const {
-  const PeerQueue& queue = queues_[WorkId::queue(cause.wr_id)];
-  const Operation& operation = queue.slots[WorkId::slot(cause.wr_id)].operation;
+  const Request& request = WorkId::request(cause.wr_id);
+  const PeerQueue& queue = *request.queue;
   const PathFacts path = facts(queue);
   FailedWork work;
-  work.operation_text = name_of(operation, is_own(queue));
-  work.bytes = operation.bytes;
+  work.operation_text = name_of(request.work.kind, is_own(queue));
+  work.bytes = request.bytes;
   work.loopback = is_own(queue);
   const char* const status = parts_.port.device->verbs().wc_status_str(cause.status);
   return {describe(queue) + ": " + describe_completion(cause, status, work, 0), diagnose(cause.status, path), path};
@@ -89,7 +97,7 @@ void ContextSet::fail_completion(std::span<const ibv_wc> completions) noexcept {
   ibv_wc later{};
   for (int left = cq_->cqe; left > 0 && cause.status == IBV_WC_WR_FLUSH_ERR; --left) {
     if (ibv_poll_cq(cq_.get(), 1, &later) <= 0) break;
-    if (later.status == IBV_WC_SUCCESS) complete(later);
+    if (later.status == IBV_WC_SUCCESS) complete(later.wr_id);
     examine(later);
   }
   parts_.failures.fail(error_kind_of(cause.status), Failures::Origin::kHere, [&] { return completion_failure(cause); });
@@ -103,9 +111,8 @@ void ContextSet::fail_poll() noexcept {
   });
 }
 
-void ContextSet::fail_post(const Request& request, int returned) noexcept {
+void ContextSet::fail_post(const PeerQueue& queue, int returned) noexcept {
   parts_.failures.fail(ErrorKind::kSystem, Failures::Origin::kHere, [&] {
-    const PeerQueue& queue = queues_[request.queue];
     const Status status = check_errno("ibv_post_send", returned);
     const PathFacts path = facts(queue);
     return Failure{describe(queue) + ": ibv_post_send failed with " + std::strerror(status.error().sys_errno),

@@ -1,4 +1,4 @@
-// The part of ContextSet that every put, get and signal runs.
+// The part of ContextSet that every put, get, signal and test runs.
 #pragma once
 
 #include "rma/context_set.h"
@@ -6,142 +6,181 @@
 
 namespace verbatim::rma {
 
-[[gnu::always_inline]] inline PeerQueue* ContextSet::find_queue(Target target) noexcept {
-  const auto context = static_cast<std::size_t>(target.context);
-  if (context >= contexts_ || target.rank >= ranks_) [[unlikely]]
-    return nullptr;
-  const std::uint32_t peer = peer_of_rank_[target.rank];
-  return peer != kNoSlot ? &queues_[context * queues_per_context_ + peer] : nullptr;
+// Whether the bytes are in registered memory, here and at the rank. The order keeps the compiler from merging checks
+// into longer code.
+[[gnu::always_inline]] inline bool ContextSet::contain(std::uint64_t bytes, Part local, Part remote,
+                                                       std::uint32_t rank) noexcept {
+  if (local.memory == nullptr || !local.memory->own.contains(local.offset, bytes)) [[unlikely]]
+    return false;
+  return remote.memory != nullptr && rank < remote.memory->rank_count &&
+         remote.memory->ranks[rank].contains(remote.offset, bytes);
 }
 
-[[gnu::always_inline]] inline bool ContextSet::set_data(Operation& operation, std::uint64_t bytes, Part local,
-                                                        Part remote, std::uint32_t rank) noexcept {
-  operation.bytes = bytes;
-  if (bytes == 0) [[unlikely]]
-    return true;
-  if (local.memory == nullptr || remote.memory == nullptr || rank >= remote.memory->rank_count) [[unlikely]]
+// Whether it is an aligned word in registered memory.
+[[gnu::always_inline]] inline bool ContextSet::contains_word(Part word, std::uint32_t rank) noexcept {
+  if (word.memory == nullptr || rank >= word.memory->rank_count) [[unlikely]]
     return false;
-  const RankMemory& own = local.memory->own;
+  const RankMemory& memory = word.memory->ranks[rank];
+  return memory.contains(word.offset, kSignalBytes) && (memory.address + word.offset) % kSignalBytes == 0;
+}
+
+// These two are called after the checks.
+[[gnu::always_inline]] inline void ContextSet::set_data(Operation& operation, std::uint64_t bytes, Part local,
+                                                        Part remote, std::uint32_t rank) noexcept {
   const RankMemory& theirs = remote.memory->ranks[rank];
-  operation.local = own.address + local.offset;
+  operation.bytes = bytes;
+  operation.local = local.memory->own.address + local.offset;
   operation.lkey = local.memory->lkey;
   operation.remote = theirs.address + remote.offset;
   operation.rkey = theirs.rkey;
-  return own.contains(local.offset, bytes) && theirs.contains(remote.offset, bytes);
 }
 
-[[gnu::always_inline]] inline bool ContextSet::set_signal(Operation& operation, Signal signal,
+[[gnu::always_inline]] inline void ContextSet::set_signal(Operation& operation, Signal signal,
                                                           std::uint32_t rank) noexcept {
-  if (signal.word.memory == nullptr || rank >= signal.word.memory->rank_count) [[unlikely]]
-    return false;
-  const RankMemory& memory = signal.word.memory->ranks[rank];
-  operation.signal = memory.address + signal.word.offset;
-  operation.signal_rkey = memory.rkey;
+  const RankMemory& theirs = signal.word.memory->ranks[rank];
+  operation.signal = theirs.address + signal.word.offset;
+  operation.signal_rkey = theirs.rkey;
   operation.signal_value = signal.value;
-  return memory.contains(signal.word.offset, kSignalBytes) && operation.signal % kSignalBytes == 0;
 }
 
-[[gnu::always_inline]] inline Request* ContextSet::take_slot(PeerQueue& queue) noexcept {
-  if (queue.free_slot == kNoSlot) [[unlikely]]
-    return nullptr;
-  return &queue.slots[queue.free_slot];
+[[gnu::always_inline]] inline void ContextSet::fill_transfer(WorkRequest& work, const Operation& operation,
+                                                             ibv_wr_opcode opcode, std::uint64_t id,
+                                                             unsigned flags) noexcept {
+  work.segment.addr = operation.local;
+  work.segment.length = static_cast<std::uint32_t>(operation.bytes);
+  work.segment.lkey = operation.lkey;
+  work.request.wr_id = id;
+  work.request.opcode = opcode;
+  work.request.send_flags = flags;
+  work.request.wr.rdma.remote_addr = operation.remote;
+  work.request.wr.rdma.rkey = operation.rkey;
 }
 
-// The last work request is signalled.
-template <bool kHasData, bool kHasSignal>
-[[gnu::always_inline]] inline int ContextSet::post_work(PeerQueue& queue, const Operation& operation,
-                                                        std::uint64_t wr_id) noexcept {
+[[gnu::always_inline]] inline void ContextSet::fill_add(WorkRequest& work, const Operation& operation,
+                                                        std::uint64_t id) const noexcept {
+  work.segment = fetched_;
+  work.request.wr_id = id;
+  work.request.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
+  work.request.send_flags = IBV_SEND_SIGNALED;
+  work.request.wr.atomic.remote_addr = operation.signal;
+  work.request.wr.atomic.rkey = operation.signal_rkey;
+  work.request.wr.atomic.compare_add = operation.signal_value;
+}
+
+// Puts the work requests of an operation in the batch; the last one is signalled.
+template <OperationKind kKind>
+[[gnu::always_inline]] inline void ContextSet::append(PeerQueue& queue, const Operation& operation,
+                                                      void** request) noexcept {
+  constexpr bool kHasData = kKind != OperationKind::kSignal;
+  constexpr bool kHasSignal = has_signal(kKind);
+  constexpr std::uint32_t kEntries = entries_of(kKind);
+  Request* const slot = queue.free_slot;
+  queue.free_slot = slot->next;
+  queue.free_work -= kEntries;
+  slot->work = {Request::State::kPending, kKind, kEntries, false};
+  slot->bytes = operation.bytes;
+  const std::uint64_t id = WorkId::make(*slot);
   if constexpr (kHasData) {
-    const bool empty = operation.bytes == 0;
-    queue.data_segment.addr = operation.local;
-    queue.data_segment.length = static_cast<std::uint32_t>(operation.bytes);
-    queue.data_segment.lkey = operation.lkey;
-    queue.data.wr_id = wr_id;
-    queue.data.next = kHasSignal ? &queue.signal : nullptr;
-    queue.data.sg_list = empty ? nullptr : &queue.data_segment;
-    queue.data.num_sge = empty ? 0 : 1;
-    queue.data.opcode = operation.opcode;
-    queue.data.send_flags = kHasSignal ? 0U : unsigned{IBV_SEND_SIGNALED};
-    queue.data.wr.rdma.remote_addr = operation.remote;
-    queue.data.wr.rdma.rkey = operation.rkey;
+    fill_transfer(batch_.add(), operation, kKind == OperationKind::kGet ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, id,
+                  kHasSignal ? 0U : unsigned{IBV_SEND_SIGNALED});
   }
-  if constexpr (kHasSignal) {
-    queue.signal.wr_id = wr_id;
-    queue.signal.wr.atomic.remote_addr = operation.signal;
-    queue.signal.wr.atomic.rkey = operation.signal_rkey;
-    queue.signal.wr.atomic.compare_add = operation.signal_value;
-  }
-  queue.free_work -= kHasData && kHasSignal ? 2 : 1;
-  ibv_send_wr* refused = nullptr;
-  return ibv_post_send(queue.qp.get(), kHasData ? &queue.data : &queue.signal, &refused);
+  if constexpr (kHasSignal) fill_add(batch_.add(), operation, id);
+  *request = slot;
 }
 
-template <bool kHasData, bool kHasSignal>
-[[gnu::always_inline]] inline ErrorKind ContextSet::start(PeerQueue& queue, Request& slot, void** request) noexcept {
-  constexpr std::uint32_t kEntries = kHasData && kHasSignal ? 2 : 1;
-  queue.free_slot = slot.next;
-  slot.state = Request::State::kPending;
-  slot.operation.has_data = kHasData;
-  slot.operation.has_signal = kHasSignal;
-  const bool whole = !kHasData || slot.operation.bytes <= max_message_bytes_;
-  if (whole && queue.held_first == kNoSlot && queue.free_work >= kEntries) [[likely]] {
-    const int returned =
-        post_work<kHasData, kHasSignal>(queue, slot.operation, WorkId::with_entries(slot.work_id, kEntries));
-    if (returned != 0) [[unlikely]] {
-      fail_post(slot, returned);
-      return failures().kind();
-    }
-  } else {
-    hold(queue, slot);
-    if (failures().has_failed()) return failures().kind();
+// What is not as usual is not started: a wrong argument, a failure, another QP than that of the batch, no room in the
+// send queue, zero bytes, a message of several pieces.
+template <OperationKind kKind>
+[[gnu::always_inline]] inline bool ContextSet::start_usual(Target target, Part local, std::uint64_t bytes, Part remote,
+                                                           Signal signal, void** request) noexcept {
+  constexpr bool kHasData = kKind != OperationKind::kSignal;
+  PeerQueue* const queue = batch_.queue();
+  if (target != batch_target_ || queue->free_slot == nullptr || queue->free_work < entries_of(kKind) ||
+      failures().flags() != 0 ||
+      (kHasData && (bytes - 1 >= max_message_bytes_ || !contain(bytes, local, remote, target.rank))) ||
+      (has_signal(kKind) && !contains_word(signal.word, target.rank))) [[unlikely]] {
+    return false;
   }
-  *request = &slot;
-  return ErrorKind::kNone;
+  Operation operation;
+  if constexpr (kHasData) set_data(operation, bytes, local, remote, target.rank);
+  if constexpr (has_signal(kKind)) set_signal(operation, signal, target.rank);
+  append<kKind>(*queue, operation, request);
+  return true;
 }
 
-[[gnu::always_inline]] inline ErrorKind ContextSet::put(Target target, Part source, std::uint64_t bytes,
-                                                        Part destination, void** request) noexcept {
-  *request = nullptr;
-  PeerQueue* const queue = find_queue(target);
-  Request* const slot = queue != nullptr ? take_slot(*queue) : nullptr;
-  if (slot == nullptr || !set_data(slot->operation, bytes, source, destination, target.rank)) [[unlikely]]
-    return refuse(target, source, destination, bytes);
-  if (failures().flags() != 0) [[unlikely]] {
-    if (const ErrorKind ended = check_call(target); ended != ErrorKind::kNone) return ended;
+[[gnu::always_inline]] inline ErrorKind ContextSet::put(int context, std::uint64_t source_offset, const Memory* source,
+                                                        std::uint64_t bytes, std::uint64_t target_offset,
+                                                        const Memory* target, std::uint32_t rank,
+                                                        void** request) noexcept {
+  if (!start_usual<OperationKind::kPut>({context, rank}, {source, source_offset}, bytes, {target, target_offset}, {},
+                                        request)) [[unlikely]] {
+    return put_unusual(context, source_offset, source, bytes, target_offset, target, rank, request);
   }
-  slot->operation.opcode = IBV_WR_RDMA_WRITE;
-  return start<true, false>(*queue, *slot, request);
+  return batch_.is_full() ? post_full_batch() : ErrorKind::kNone;
 }
 
 [[gnu::always_inline]] inline ErrorKind ContextSet::put_signal(Target target, Part source, std::uint64_t bytes,
                                                                Part destination, Signal signal,
                                                                void** request) noexcept {
-  *request = nullptr;
-  PeerQueue* const queue = find_queue(target);
-  Request* const slot = queue != nullptr ? take_slot(*queue) : nullptr;
-  if (slot == nullptr || !set_data(slot->operation, bytes, source, destination, target.rank)) [[unlikely]]
-    return refuse(target, source, destination, bytes);
-  if (!set_signal(slot->operation, signal, target.rank)) [[unlikely]]
-    return log_refusal(target, "the word of the signal is not in registered memory, or not at a multiple of 8 bytes");
-  if (failures().flags() != 0) [[unlikely]] {
-    if (const ErrorKind ended = check_call(target); ended != ErrorKind::kNone) return ended;
+  const bool usual = bytes != 0
+                         ? start_usual<OperationKind::kPutSignal>(target, source, bytes, destination, signal, request)
+                         : start_usual<OperationKind::kSignal>(target, source, bytes, destination, signal, request);
+  if (!usual) [[unlikely]] {
+    const OperationKind kind = bytes != 0 ? OperationKind::kPutSignal : OperationKind::kSignal;
+    return start_unusual({target, kind, source, destination, bytes, signal}, request);
   }
-  slot->operation.opcode = IBV_WR_RDMA_WRITE;
-  return bytes != 0 ? start<true, true>(*queue, *slot, request) : start<false, true>(*queue, *slot, request);
+  return batch_.is_full() ? post_full_batch() : ErrorKind::kNone;
 }
 
-[[gnu::always_inline]] inline ErrorKind ContextSet::get(Target target, Part remote, std::uint64_t bytes, Part local,
-                                                        void** request) noexcept {
-  *request = nullptr;
-  PeerQueue* const queue = find_queue(target);
-  Request* const slot = queue != nullptr ? take_slot(*queue) : nullptr;
-  if (slot == nullptr || !set_data(slot->operation, bytes, local, remote, target.rank)) [[unlikely]]
-    return refuse(target, local, remote, bytes);
-  if (failures().flags() != 0) [[unlikely]] {
-    if (const ErrorKind ended = check_call(target); ended != ErrorKind::kNone) return ended;
+[[gnu::always_inline]] inline void ContextSet::complete(std::uint64_t id) noexcept {
+  if (WorkId::is_piece(id)) [[unlikely]]
+    return complete_piece(id);
+  Request& request = WorkId::request(id);
+  PeerQueue& queue = *request.queue;
+  request.work.state = Request::State::kDone;
+  queue.free_work += request.work.entries;
+  if (queue.held_first != nullptr) [[unlikely]]
+    post_held(queue);
+}
+
+[[gnu::always_inline]] inline void ContextSet::poll() noexcept {
+  ibv_wc completions[kPollBatch];
+  const int polled = ibv_poll_cq(cq_.get(), kPollBatch, completions);
+  for (int i = 0; i < polled; ++i) {
+    if (completions[i].status == IBV_WC_SUCCESS) [[likely]] {
+      complete(completions[i].wr_id);
+    } else {
+      fail_completion(std::span<const ibv_wc>(completions + i, completions + polled));
+    }
   }
-  slot->operation.opcode = IBV_WR_RDMA_READ;
-  return start<true, false>(*queue, *slot, request);
+  if (polled < 0) [[unlikely]]
+    fail_poll();
+}
+
+[[gnu::always_inline]] inline void ContextSet::post_batch() noexcept {
+  const PeerQueue& queue = *batch_.queue();
+  if (const int returned = batch_.post(queue.qp.get()); returned != 0) [[unlikely]]
+    fail_post(queue, returned);
+}
+
+[[gnu::always_inline]] inline ErrorKind ContextSet::test(Request& request, int* done) noexcept {
+  ContextSet& set = *request.set;
+  if (!set.batch_.is_empty()) set.post_batch();
+  if (request.work.state != Request::State::kDone) {
+    set.poll();
+    if (request.work.state != Request::State::kDone) {
+      *done = 0;
+      return set.failures().flags() == 0 ? ErrorKind::kNone : set.check_failure(request);
+    }
+  }
+  PeerQueue& queue = *request.queue;
+  ++queue.completed;
+  queue.completed_bytes += request.bytes;
+  request.work.state = Request::State::kFree;
+  request.next = queue.free_slot;
+  queue.free_slot = &request;
+  *done = 1;
+  return ErrorKind::kNone;
 }
 
 }  // namespace verbatim::rma

@@ -11,7 +11,6 @@
 namespace verbatim::rma {
 namespace {
 
-constexpr int kPollBatch = 8;
 // Acknowledgements of a rank that closes may still be on the way.
 constexpr std::uint64_t kCloseGraceNs = 200 * kNanosecondsPerMillisecond;
 
@@ -19,9 +18,10 @@ constexpr std::uint64_t kCloseGraceNs = 200 * kNanosecondsPerMillisecond;
 
 ContextSet::ContextSet(ContextSetParts parts, std::size_t contexts, std::size_t peers)
     : parts_(std::move(parts)),
-      contexts_(contexts),
+      contexts_(static_cast<std::uint32_t>(contexts)),
       queues_per_context_(peers + 1),
       ranks_(parts_.ranks.ranks()),
+      fetched_{parts_.scratch, kSignalBytes, parts_.scratch_lkey},
       queues_(contexts * (peers + 1)),
       paths_(peers) {
   for (std::size_t i = 0; i < queues_.size(); ++i) {
@@ -30,23 +30,104 @@ ContextSet::ContextSet(ContextSetParts parts, std::size_t contexts, std::size_t 
   }
 }
 
+PeerQueue* ContextSet::find_queue(Target target) const noexcept {
+  const auto context = static_cast<std::uint32_t>(target.context);
+  if (context >= contexts_ || target.rank >= ranks_) return nullptr;
+  return queue_of_[std::size_t{context} * ranks_ + target.rank];
+}
+
 ErrorKind ContextSet::flush(Target target, const Memory* memory, void** request) noexcept {
   *request = nullptr;
-  if (find_queue(target) == nullptr) return refuse(target, {}, {}, 0);
+  if (find_queue(target) == nullptr) return log_refusal(target, "no such context, or a rank that is not spoken to");
   if (memory == nullptr || !memory->device_memory || memory->own.bytes == 0 || parts_.config.flush_disabled) {
     return failures().kind();
   }
-  PeerQueue& queue = *find_queue({target.context, parts_.ranks.rank()});
-  Request* const slot = take_slot(queue);
-  if (slot == nullptr) return refuse(target, {}, {}, 0);
+  target.rank = parts_.ranks.rank();
+  const Operation read{.local = parts_.scratch,
+                       .remote = memory->own.address,
+                       .bytes = 1,
+                       .lkey = parts_.scratch_lkey,
+                       .rkey = memory->own.rkey};
+  return start_held(target, *find_queue(target), OperationKind::kGet, read, request);
+}
+
+ErrorKind ContextSet::get(Target target, Part remote, std::uint64_t bytes, Part local, void** request) noexcept {
+  if (start_usual<OperationKind::kGet>(target, local, bytes, remote, {}, request)) {
+    return batch_.is_full() ? post_full_batch() : ErrorKind::kNone;
+  }
+  return start_unusual({target, OperationKind::kGet, local, remote, bytes, {}}, request);
+}
+
+ErrorKind ContextSet::put_unusual(int context, std::uint64_t source_offset, const Memory* source, std::uint64_t bytes,
+                                  std::uint64_t target_offset, const Memory* target, std::uint32_t rank,
+                                  void** request) noexcept {
+  return start_unusual({.target = {context, rank},
+                        .kind = OperationKind::kPut,
+                        .local = {source, source_offset},
+                        .remote = {target, target_offset},
+                        .bytes = bytes,
+                        .signal = {}},
+                       request);
+}
+
+ErrorKind ContextSet::start_unusual(const Call& call, void** request) noexcept {
+  *request = nullptr;
+  const Target target = call.target;
+  PeerQueue* const queue = find_queue(target);
+  if (queue == nullptr) return log_refusal(target, "no such context, or a rank that is not spoken to");
+  Operation operation;
+  if (call.bytes != 0) {
+    if (call.local.memory == nullptr || call.remote.memory == nullptr) {
+      return log_refusal(target, "no registered memory");
+    }
+    if (!contain(call.bytes, call.local, call.remote, target.rank)) {
+      return log_refusal(target, "bytes outside the registered memory");
+    }
+    set_data(operation, call.bytes, call.local, call.remote, target.rank);
+  }
+  if (has_signal(call.kind)) {
+    if (!contains_word(call.signal.word, target.rank)) {
+      return log_refusal(target, "the word of the signal is not in registered memory, or not at a multiple of 8 bytes");
+    }
+    set_signal(operation, call.signal, target.rank);
+  }
+  const bool whole = call.bytes <= max_message_bytes_ && (call.bytes != 0 || call.kind == OperationKind::kSignal);
+  if (!whole || failures().flags() != 0 || queue->free_slot == nullptr || queue->free_work < entries_of(call.kind)) {
+    return start_held(target, *queue, call.kind, operation, request);
+  }
+  if (!batch_.is_empty()) post_batch();
+  batch_.set_queue(queue);
+  batch_target_ = target;
+  switch (call.kind) {
+    case OperationKind::kPut:
+      append<OperationKind::kPut>(*queue, operation, request);
+      break;
+    case OperationKind::kPutSignal:
+      append<OperationKind::kPutSignal>(*queue, operation, request);
+      break;
+    case OperationKind::kSignal:
+      append<OperationKind::kSignal>(*queue, operation, request);
+      break;
+    case OperationKind::kGet:
+      append<OperationKind::kGet>(*queue, operation, request);
+      break;
+  }
+  return ErrorKind::kNone;
+}
+
+ErrorKind ContextSet::start_held(Target target, PeerQueue& queue, OperationKind kind, const Operation& operation,
+                                 void** request) noexcept {
+  if (queue.free_slot == nullptr) return log_refusal(target, "more requests than may be outstanding");
+  if (const ErrorKind ended = check_call(target); ended != ErrorKind::kNone) return ended;
+  Request& slot = *queue.free_slot;
+  queue.free_slot = slot.next;
+  slot.work = {Request::State::kPending, kind, entries_of(kind), false};
+  slot.bytes = operation.bytes;
+  slot.operation = operation;
+  hold(queue, slot);
   if (failures().has_failed()) return failures().kind();
-  slot->operation = {.local = parts_.scratch,
-                     .remote = memory->own.address,
-                     .bytes = 1,
-                     .lkey = parts_.scratch_lkey,
-                     .rkey = memory->own.rkey,
-                     .opcode = IBV_WR_RDMA_READ};
-  return start<true, false>(queue, *slot, request);
+  *request = &slot;
+  return ErrorKind::kNone;
 }
 
 // A rank that has closed takes nothing more.
@@ -54,112 +135,76 @@ ErrorKind ContextSet::check_call(Target target) noexcept {
   return failures().has_failed() ? failures().kind() : check_closed(target.rank, 0);
 }
 
-// A message of several pieces, or one for which the send queue has no room now.
+ErrorKind ContextSet::post_full_batch() noexcept {
+  post_batch();
+  return ErrorKind::kNone;
+}
+
 void ContextSet::hold(PeerQueue& queue, Request& request) noexcept {
+  if (!batch_.is_empty()) post_batch();
   request.posted = 0;
-  request.data_posted = !request.operation.has_data;
-  if (queue.held_first == kNoSlot) {
-    queue.held_first = request.index;
-  } else {
-    queue.slots[queue.held_last].next = request.index;
-  }
-  request.next = kNoSlot;
-  queue.held_last = request.index;
+  (queue.held_first == nullptr ? queue.held_first : queue.held_last->next) = &request;
+  request.next = nullptr;
+  queue.held_last = &request;
   post_held(queue);
 }
 
 void ContextSet::post_held(PeerQueue& queue) noexcept {
-  while (queue.held_first != kNoSlot && queue.free_work != 0) {
-    Request& request = queue.slots[queue.held_first];
+  queue.held_work += std::exchange(queue.free_work, 0);
+  while (queue.held_first != nullptr && queue.held_work != 0) {
+    Request& request = *queue.held_first;
     if (!post_piece(queue, request)) return;
-    if (!request.data_posted || request.operation.has_signal) continue;
-    queue.held_first = std::exchange(request.next, kNoSlot);
+    if (has_signal(request.work.kind) ? request.work.signal_posted : request.posted == request.bytes) {
+      queue.held_first = std::exchange(request.next, nullptr);
+    }
   }
+  if (queue.held_first == nullptr) queue.free_work = std::exchange(queue.held_work, 0);
 }
 
-// One work request of a request that is held back. operation.has_signal becomes false when the signal is posted.
 bool ContextSet::post_piece(PeerQueue& queue, Request& request) noexcept {
-  Operation& operation = request.operation;
-  std::uint64_t id = WorkId::with_entries(request.work_id, 1);
-  int returned = 0;
-  if (request.data_posted) {
-    operation.has_signal = false;
-    returned = post_work<false, true>(queue, operation, id);
+  WorkRequest work;
+  work.request.sg_list = &work.segment;
+  work.request.num_sge = 1;
+  const bool ends_with_data = !has_signal(request.work.kind);
+  if (!ends_with_data && request.posted == request.bytes) {
+    request.work.signal_posted = true;
+    fill_add(work, request.operation, WorkId::make_piece(request, true));
   } else {
-    Operation piece = operation;
-    piece.bytes = std::min(piece.bytes - request.posted, max_message_bytes_);
+    Operation piece = request.operation;
+    piece.bytes = std::min(request.bytes - request.posted, max_message_bytes_);
     piece.local += request.posted;
     piece.remote += request.posted;
     request.posted += piece.bytes;
-    request.data_posted = request.posted == operation.bytes;
-    if (!request.data_posted || operation.has_signal) id &= ~WorkId::kLast;
-    returned = post_work<true, false>(queue, piece, id);
+    const bool last = ends_with_data && request.posted == request.bytes;
+    fill_transfer(work, piece, request.work.kind == OperationKind::kGet ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
+                  WorkId::make_piece(request, last), IBV_SEND_SIGNALED);
+    if (piece.bytes == 0) work.request.num_sge = 0;
   }
-  if (returned != 0) fail_post(request, returned);
+  --queue.held_work;
+  ibv_send_wr* refused = nullptr;
+  const int returned = ibv_post_send(queue.qp.get(), &work.request, &refused);
+  if (returned != 0) fail_post(queue, returned);
   return returned == 0;
 }
 
-void ContextSet::poll() noexcept {
-  ibv_wc completions[kPollBatch];
-  const int polled = ibv_poll_cq(cq_.get(), kPollBatch, completions);
-  for (int i = 0; i < polled; ++i) {
-    if (completions[i].status == IBV_WC_SUCCESS) [[likely]] {
-      complete(completions[i]);
-    } else {
-      fail_completion(std::span<const ibv_wc>(completions + i, completions + polled));
-    }
-  }
-  if (polled < 0) [[unlikely]]
-    fail_poll();
-}
-
-void ContextSet::complete(const ibv_wc& completion) noexcept {
-  const std::uint64_t id = completion.wr_id;
-  PeerQueue& queue = queues_[WorkId::queue(id)];
-  queue.free_work += WorkId::entries(id);
-  if (WorkId::is_last(id)) queue.slots[WorkId::slot(id)].state = Request::State::kDone;
-  if (queue.held_first != kNoSlot) [[unlikely]]
-    post_held(queue);
-}
-
-ErrorKind ContextSet::test(Request& request, int* done) noexcept {
-  ContextSet& set = *request.set;
-  if (request.state != Request::State::kDone) {
-    set.poll();
-    if (request.state != Request::State::kDone) {
-      *done = 0;
-      return set.failures().flags() == 0 ? ErrorKind::kNone : set.check_failure(request);
-    }
-  }
-  PeerQueue& queue = set.queues_[request.queue];
-  ++queue.completed;
-  queue.completed_bytes += request.operation.bytes;
-  request.state = Request::State::kFree;
-  request.next = queue.free_slot;
-  queue.free_slot = request.index;
-  *done = 1;
-  return ErrorKind::kNone;
+void ContextSet::complete_piece(std::uint64_t id) noexcept {
+  Request& request = WorkId::request(id);
+  PeerQueue& queue = *request.queue;
+  if (WorkId::is_last_piece(id)) request.work.state = Request::State::kDone;
+  ++(queue.held_first != nullptr ? queue.held_work : queue.free_work);
+  if (queue.held_first != nullptr) post_held(queue);
 }
 
 ErrorKind ContextSet::progress() noexcept {
+  if (!batch_.is_empty()) post_batch();
   poll();
   return failures().kind();
 }
 
 ErrorKind ContextSet::check_failure(const Request& request) noexcept {
   if (failures().has_failed()) return failures().kind();
-  const PeerQueue& queue = queues_[request.queue];
+  const PeerQueue& queue = *request.queue;
   return is_own(queue) ? ErrorKind::kNone : check_closed(paths_[queue.peer].rank, kCloseGraceNs);
-}
-
-ErrorKind ContextSet::refuse(Target target, Part local, Part remote, std::uint64_t bytes) noexcept {
-  PeerQueue* const queue = find_queue(target);
-  if (queue == nullptr) return log_refusal(target, "no such context, or a rank that is not spoken to");
-  if (queue->free_slot == kNoSlot) return log_refusal(target, "more requests than may be outstanding");
-  if (bytes != 0 && (local.memory == nullptr || remote.memory == nullptr)) {
-    return log_refusal(target, "no registered memory");
-  }
-  return log_refusal(target, "bytes outside the registered memory");
 }
 
 ErrorKind ContextSet::log_refusal(Target target, const char* what) const noexcept {
@@ -188,7 +233,7 @@ bool ContextSet::has_outstanding() noexcept {
   poll();
   for (const PeerQueue& queue : queues_) {
     for (const Request& request : queue.slots) {
-      if (request.state == Request::State::kPending) return true;
+      if (request.work.state == Request::State::kPending) return true;
     }
   }
   return false;

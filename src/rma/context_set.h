@@ -7,6 +7,9 @@
 //   get     RDMA READ
 //   flush   RDMA READ of own memory over the QP to oneself: it completes after the writes that have arrived before
 //
+// They are posted by the next test or progress of the set, by a call for another QP, or when a batch is full, so that a
+// burst to one peer needs one doorbell.
+//
 // Threads: one at a time calls put, get, flush, test and progress of a set. has_error is any thread's. This data path
 // takes no lock and, unless something fails, makes no system call, allocates nothing and logs nothing.
 #pragma once
@@ -27,6 +30,7 @@
 #include "rma/failures.h"
 #include "rma/memory.h"
 #include "rma/peer_ranks.h"
+#include "rma/send_batch.h"
 #include "verbs/handles.h"
 #include "verbs/port.h"
 #include "verbs/qp.h"
@@ -36,7 +40,46 @@ namespace verbatim::rma {
 class CollComm;
 class ContextSet;
 
-// What a call asks for; local and remote are addresses.
+enum class OperationKind : std::uint8_t { kPut, kPutSignal, kSignal, kGet };
+
+constexpr bool has_signal(OperationKind kind) {
+  return kind == OperationKind::kPutSignal || kind == OperationKind::kSignal;
+}
+constexpr std::uint8_t entries_of(OperationKind kind) {
+  return kind == OperationKind::kPutSignal ? 2 : 1;
+}
+
+// A signal's word.
+inline constexpr std::uint64_t kSignalBytes = 8;
+
+inline constexpr std::uint32_t kNoPeer = 0xffffffff;
+
+// A place in a rank's memory.
+struct Part {
+  const Memory* memory = nullptr;
+  std::uint64_t offset = 0;
+};
+
+// What is asked for. `local` and `remote` have no meaning for zero bytes.
+struct Call {
+  struct Target {
+    int context = 0;
+    std::uint32_t rank = 0;
+    bool operator==(const Target&) const = default;
+  };
+  struct Signal {
+    Part word;
+    std::uint64_t value = 0;
+  };
+  Target target;
+  OperationKind kind = OperationKind::kPut;
+  Part local = {};
+  Part remote = {};
+  std::uint64_t bytes = 0;
+  Signal signal = {};
+};
+
+// The same with addresses and keys.
 struct Operation {
   std::uint64_t local = 0;
   std::uint64_t remote = 0;
@@ -46,47 +89,41 @@ struct Operation {
   std::uint32_t lkey = 0;
   std::uint32_t rkey = 0;
   std::uint32_t signal_rkey = 0;
-  ibv_wr_opcode opcode = IBV_WR_RDMA_WRITE;
-  bool has_data = true;
-  bool has_signal = false;
 };
-
-// A signal's word.
-inline constexpr std::uint64_t kSignalBytes = 8;
-
-inline constexpr std::uint32_t kNoSlot = 0xffffffff;
 
 // NCCL's request: a slot of a peer queue.
 struct Request {
   enum class State : std::uint8_t { kFree, kPending, kDone };
 
   ContextSet* set = nullptr;
-  std::uint64_t work_id = 0;     // WorkId of its last work request, without entries
-  std::uint32_t queue = 0;       // index in the set
-  std::uint32_t index = 0;       // in the queue
-  std::uint32_t next = kNoSlot;  // free, or held back
-  State state = State::kFree;
-  bool data_posted = false;  // of one that is held back
-  std::uint64_t posted = 0;  // bytes of it
-  Operation operation = {};  // for requests that are held back, and for log lines
+  PeerQueue* queue = nullptr;
+  Request* next = nullptr;  // free, or held back
+  std::uint64_t bytes = 0;
+  struct Work {  // set with one instruction
+    State state = State::kFree;
+    OperationKind kind = OperationKind::kPut;
+    std::uint8_t entries = 0;    // of the send queue
+    bool signal_posted = false;  // of one that is held back
+  };
+  Work work = {};
+  // Of one that is held back because the send queue has no room for it, or because it has several pieces.
+  std::uint64_t posted = 0;  // bytes
+  Operation operation = {};
 };
 
 // The QP of one context to one rank.
 struct PeerQueue {
   UniqueQp qp;
   std::uint32_t context = 0;
-  std::uint32_t peer = 0;  // in ring order, oneself last
-  ibv_send_wr data = {};   // formatted once; each call sets what differs
-  ibv_send_wr signal = {};
-  ibv_sge data_segment = {};
-  ibv_sge signal_segment = {};
-  std::vector<Request> slots;
-  std::uint32_t free_work = 0;  // entries of the send queue
-  std::uint32_t free_slot = kNoSlot;
-  std::uint32_t held_first = kNoSlot;  // requests that wait for entries of the send queue, in order
-  std::uint32_t held_last = kNoSlot;
+  std::uint32_t peer = 0;       // in ring order, oneself last
+  std::uint32_t free_work = 0;  // entries of the send queue; 0 while requests are held back
+  std::uint32_t held_work = 0;  // the free entries then
+  Request* free_slot = nullptr;
+  Request* held_first = nullptr;  // requests that wait for entries of the send queue, in order
+  Request* held_last = nullptr;
   std::uint64_t completed = 0;  // operations, and their bytes
   std::uint64_t completed_bytes = 0;
+  std::vector<Request> slots;
 };
 
 // A rank that is spoken to.
@@ -118,20 +155,13 @@ class ContextSet {
   ContextSet& operator=(const ContextSet&) = delete;
 
   // `context`, `rank`, offsets and sizes are checked. Null memory is allowed for zero bytes.
-  struct Target {
-    int context = 0;
-    std::uint32_t rank = 0;
-  };
-  struct Part {
-    const Memory* memory = nullptr;
-    std::uint64_t offset = 0;
-  };
-  struct Signal {
-    Part word;
-    std::uint64_t value = 0;
-  };
-  // These three are in context_posting.h, so that they are compiled into the functions of the table.
-  ErrorKind put(Target target, Part source, std::uint64_t bytes, Part destination, void** request) noexcept;
+  using Target = Call::Target;
+  using Part = rma::Part;
+  using Signal = Call::Signal;
+  // put, put_signal and test are in context_posting.h, so that they are compiled into the functions of the table. The
+  // arguments of a put are in the table's order: what is not as usual is then a jump to put_unusual.
+  ErrorKind put(int context, std::uint64_t source_offset, const Memory* source, std::uint64_t bytes,
+                std::uint64_t target_offset, const Memory* target, std::uint32_t rank, void** request) noexcept;
   ErrorKind put_signal(Target target, Part source, std::uint64_t bytes, Part destination, Signal signal,
                        void** request) noexcept;
   ErrorKind get(Target target, Part remote, std::uint64_t bytes, Part local, void** request) noexcept;
@@ -154,29 +184,44 @@ class ContextSet {
  private:
   friend class ContextSetup;
 
-  PeerQueue* find_queue(Target target) noexcept;
-  static bool set_data(Operation& operation, std::uint64_t bytes, Part local, Part remote, std::uint32_t rank) noexcept;
-  static bool set_signal(Operation& operation, Signal signal, std::uint32_t rank) noexcept;
-  // A slot for a request, nullptr if there is none.
-  static Request* take_slot(PeerQueue& queue) noexcept;
-  // Posts the request of a slot whose operation is set, or holds it back.
-  template <bool kHasData, bool kHasSignal>
-  ErrorKind start(PeerQueue& queue, Request& slot, void** request) noexcept;
+  static constexpr int kPollBatch = 8;
+
+  // nullptr: no such context, or a rank that is not spoken to.
+  PeerQueue* find_queue(Target target) const noexcept;
+  static bool contain(std::uint64_t bytes, Part local, Part remote, std::uint32_t rank) noexcept;
+  static bool contains_word(Part word, std::uint32_t rank) noexcept;
+  static void set_data(Operation& operation, std::uint64_t bytes, Part local, Part remote, std::uint32_t rank) noexcept;
+  static void set_signal(Operation& operation, Signal signal, std::uint32_t rank) noexcept;
+  static void fill_transfer(WorkRequest& work, const Operation& operation, ibv_wr_opcode opcode, std::uint64_t id,
+                            unsigned flags) noexcept;
+  void fill_add(WorkRequest& work, const Operation& operation, std::uint64_t id) const noexcept;
+  template <OperationKind kKind>
+  void append(PeerQueue& queue, const Operation& operation, void** request) noexcept;
+  template <OperationKind kKind>
+  bool start_usual(Target target, Part local, std::uint64_t bytes, Part remote, Signal signal, void** request) noexcept;
+  ErrorKind put_unusual(int context, std::uint64_t source_offset, const Memory* source, std::uint64_t bytes,
+                        std::uint64_t target_offset, const Memory* target, std::uint32_t rank, void** request) noexcept;
+  ErrorKind start_unusual(const Call& call, void** request) noexcept;
+  // Posts the operation, or holds it back until the send queue has room.
+  ErrorKind start_held(Target target, PeerQueue& queue, OperationKind kind, const Operation& operation,
+                       void** request) noexcept;
   // Whether a call may post.
   ErrorKind check_call(Target target) noexcept;
-  template <bool kHasData, bool kHasSignal>
-  static int post_work(PeerQueue& queue, const Operation& operation, std::uint64_t wr_id) noexcept;
+  // The next call finds out that it has failed.
+  void post_batch() noexcept;
+  ErrorKind post_full_batch() noexcept;
   void hold(PeerQueue& queue, Request& request) noexcept;
   void post_held(PeerQueue& queue) noexcept;
+  // The next work request of one that is held back.
   bool post_piece(PeerQueue& queue, Request& request) noexcept;
   void poll() noexcept;
-  void complete(const ibv_wc& completion) noexcept;
+  void complete(std::uint64_t id) noexcept;
+  void complete_piece(std::uint64_t id) noexcept;
   ErrorKind check_failure(const Request& request) noexcept;
   ErrorKind check_closed(std::uint32_t rank, std::uint64_t grace_ns) noexcept;
   // Logs why a call is refused: its arguments are wrong.
-  ErrorKind refuse(Target target, Part local, Part remote, std::uint64_t bytes) noexcept;
   ErrorKind log_refusal(Target target, const char* what) const noexcept;
-  void fail_post(const Request& request, int returned) noexcept;
+  void fail_post(const PeerQueue& queue, int returned) noexcept;
   void fail_poll() noexcept;
   // The first of `completions` has failed.
   void fail_completion(std::span<const ibv_wc> completions) noexcept;
@@ -186,12 +231,16 @@ class ContextSet {
   std::string describe(const PeerQueue& queue) const;
 
   const ContextSetParts parts_;
-  const std::size_t contexts_;
+  const std::uint32_t contexts_;
   const std::size_t queues_per_context_;
   const std::uint32_t ranks_;                // of the communicator
+  const ibv_sge fetched_;                    // where the old values of signals' words go
   UniqueCq cq_;                              // of all QPs, so that any QP can have any place in the order
   std::vector<PeerQueue> queues_;            // context by context, in each by peer
-  std::vector<std::uint32_t> peer_of_rank_;  // kNoSlot: not spoken to
+  std::vector<PeerQueue*> queue_of_;         // context by context, in each by rank; nullptr: not spoken to
+  SendBatch batch_;                          // not posted yet; its queue is never nullptr
+  Target batch_target_;                      // whose queue that is
+  std::vector<std::uint32_t> peer_of_rank_;  // kNoPeer: not spoken to
   std::vector<PeerPath> paths_;              // by peer index, without oneself
   std::uint64_t max_message_bytes_ = 0;
   std::uint64_t connected_ns_ = 0;

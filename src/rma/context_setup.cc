@@ -16,7 +16,6 @@
 #include "net/transfer/endpoint.h"
 #include "net/transfer/endpoint_block.h"
 #include "rma/queue_order.h"
-#include "rma/work_id.h"
 #include "verbs/device.h"
 #include "verbs/errors.h"
 
@@ -104,9 +103,10 @@ Status ContextSetup::create() {
   parts_.port = std::move(*port);
   if (work_of(false) < kWorkPerRequest) return Error{ErrorKind::kUsage, ENOMEM, "ibv_create_cq"};
   set_ = std::make_unique<ContextSet>(parts_, static_cast<std::size_t>(request_.contexts), peers_.size());
-  set_->peer_of_rank_.assign(parts_.ranks.ranks(), kNoSlot);
+  set_->peer_of_rank_.assign(parts_.ranks.ranks(), kNoPeer);
   for (std::size_t i = 0; i < peers_.size(); ++i) set_->peer_of_rank_[peers_[i]] = static_cast<std::uint32_t>(i);
   set_->peer_of_rank_[parts_.ranks.rank()] = static_cast<std::uint32_t>(peers_.size());
+  set_->queue_of_.assign(static_cast<std::size_t>(request_.contexts) * parts_.ranks.ranks(), nullptr);
   return create_queues();
 }
 
@@ -141,29 +141,22 @@ Status ContextSetup::create_queues() {
   for (std::size_t i = 0; i < order.size(); ++i) {
     prepare(set_->queues_[order[i].context * (peers_.size() + 1) + order[i].peer], made[i]);
   }
+  set_->batch_target_ = {0, peers_.empty() ? parts_.ranks.rank() : peers_.front()};
+  set_->batch_.set_queue(&set_->queues_.front());
   return {};
 }
 
-// Formats the work requests, as far as they are the same for all calls.
 void ContextSetup::prepare(PeerQueue& queue, RcQp& made) {
   queue.qp = std::move(made.qp);
   queue.free_work = made.send_wr;
-  queue.signal_segment = {parts_.scratch, kSignalBytes, parts_.scratch_lkey};
-  queue.signal.sg_list = &queue.signal_segment;
-  queue.signal.num_sge = 1;
-  queue.signal.opcode = IBV_WR_ATOMIC_FETCH_AND_ADD;
-  queue.signal.send_flags = IBV_SEND_SIGNALED;
-  queue.slots.resize(slots_of(queue.peer == peers_.size()));
-  const auto own = static_cast<std::uint32_t>(&queue - set_->queues_.data());
-  for (std::uint32_t i = 0; i < queue.slots.size(); ++i) {
-    Request& request = queue.slots[i];
+  const bool own = queue.peer == peers_.size();
+  set_->queue_of_[queue.context * parts_.ranks.ranks() + (own ? parts_.ranks.rank() : peers_[queue.peer])] = &queue;
+  queue.slots.resize(slots_of(own));
+  for (Request& request : queue.slots) {
     request.set = set_.get();
-    request.queue = own;
-    request.index = i;
-    request.work_id = WorkId::make(i, own) | WorkId::kLast;
-    request.next = i + 1 < queue.slots.size() ? i + 1 : kNoSlot;
+    request.queue = &queue;
+    request.next = std::exchange(queue.free_slot, &request);
   }
-  queue.free_slot = 0;
 }
 
 std::vector<std::uint8_t> ContextSetup::offer_for(std::size_t distance) const {
@@ -184,7 +177,7 @@ std::vector<std::uint8_t> ContextSetup::offer_for(std::size_t distance) const {
   offer.device.responder_reads = responder_reads(*port.device);
   offer.device.name = port.device->name();
   const std::uint32_t peer = set_->peer_of_rank_[parts_.ranks.all()[distance].rank];
-  for (std::uint32_t context = 0; peer != kNoSlot && context < offer.contexts; ++context) {
+  for (std::uint32_t context = 0; peer != kNoPeer && context < offer.contexts; ++context) {
     const ibv_qp* const qp = set_->queues_[context * (peers_.size() + 1) + peer].qp.get();
     wire::HelloQp& added = offer.qps.emplace_back();
     added.number = qp->qp_num;
@@ -205,7 +198,7 @@ Status ContextSetup::read_offers(const std::vector<wire::RmaExchange>& received)
     const PeerRank& rank = parts_.ranks.all()[i];
     Result<wire::RmaOffer> offer = wire::decode_rma_offer(received[i].body);
     if (!offer) return offer.error();
-    const bool spoken_to = set_->peer_of_rank_[rank.rank] != kNoSlot;
+    const bool spoken_to = set_->peer_of_rank_[rank.rank] != kNoPeer;
     if (offer->contexts != static_cast<std::uint32_t>(request_.contexts) ||
         offer->rank_stride != static_cast<std::uint32_t>(request_.rank_stride) || offer->qps.empty() == spoken_to) {
       return Error{ErrorKind::kUsage, 0, "another number of contexts or another rankStride at another rank"};

@@ -19,7 +19,10 @@ struct RankMemory {
   std::uint64_t bytes = 0;
   std::uint32_t rkey = 0;
 
-  bool contains(std::uint64_t offset, std::uint64_t size) const { return size <= bytes && offset <= bytes - size; }
+  bool contains(std::uint64_t offset, std::uint64_t size) const {
+    std::uint64_t end = 0;
+    return !__builtin_add_overflow(offset, size, &end) && end <= bytes;
+  }
 };
 
 class Memories;

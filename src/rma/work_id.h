@@ -1,23 +1,24 @@
-// The wr_id of a work request: the slot of its request, the index of its queue, how many entries of the send queue its
-// completion frees, and whether it is the last of its request.
+// The wr_id of a work request: the address of its request, and a bit for a work request of its own, of a request that
+// was held back. Without that bit it is the only signalled one, whose completion ends the request.
 #pragma once
 
-#include <cstddef>
 #include <cstdint>
 
 namespace verbatim::rma {
 
-struct WorkId {
-  static constexpr std::uint64_t kLast = std::uint64_t{1} << 48;
+struct Request;
 
-  static std::uint64_t make(std::uint32_t slot, std::uint32_t queue) { return slot | std::uint64_t{queue} << 16; }
-  static std::uint64_t with_entries(std::uint64_t id, std::uint32_t entries) {
-    return id | std::uint64_t{entries} << 40;
+struct WorkId {
+  static constexpr std::uint64_t kPiece = 0x1;  // a request lies at a multiple of 8
+  static constexpr std::uint64_t kLast = 0x2;   // piece of the request
+
+  static std::uint64_t make(const Request& request) { return reinterpret_cast<std::uint64_t>(&request); }
+  static std::uint64_t make_piece(const Request& request, bool last) {
+    return make(request) + kPiece + (last ? kLast : 0);
   }
-  static std::size_t slot(std::uint64_t id) { return id & 0xffff; }
-  static std::size_t queue(std::uint64_t id) { return id >> 16 & 0xffffff; }
-  static std::uint32_t entries(std::uint64_t id) { return static_cast<std::uint32_t>(id >> 40 & 0xff); }
-  static bool is_last(std::uint64_t id) { return (id & kLast) != 0; }
+  static Request& request(std::uint64_t id) { return *reinterpret_cast<Request*>(id & ~(kPiece | kLast)); }
+  static bool is_piece(std::uint64_t id) { return (id & kPiece) != 0; }
+  static bool is_last_piece(std::uint64_t id) { return (id & kLast) != 0; }
 };
 
 }  // namespace verbatim::rma

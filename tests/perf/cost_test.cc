@@ -7,6 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "perf_run.h"
@@ -24,19 +25,29 @@ class Cost : public testing::Test {
   ~Cost() override { ::unlink(file_.c_str()); }
 
   // The subjects that the JSON file lists; none when the run failed.
-  Json measure(std::vector<std::string> arguments, const PerfProcess::Environment& environment = {}) {
-    arguments.insert(arguments.begin(), "cost");
-    arguments.insert(arguments.end(), {"--json", file_});
-    const Outcome outcome = run(arguments, environment);
-    EXPECT_EQ(0, outcome.status) << outcome.output;
-    if (outcome.status != 0) return Json::array();
-    std::ifstream in(file_);
-    return Json::parse(in)["subjects"];
+  Json measure(const std::vector<std::string>& arguments, const PerfProcess::Environment& environment = {}) {
+    return measure("messages", "subjects", arguments, environment);
+  }
+
+  // The same of puts.
+  Json measure_puts(const std::vector<std::string>& arguments, const PerfProcess::Environment& environment = {}) {
+    return measure("puts", "puts", arguments, environment);
   }
 
   static bool has_valgrind() { return std::system("valgrind --version >/dev/null 2>&1") == 0; }
 
  private:
+  Json measure(const char* what, const char* key, std::vector<std::string> arguments,
+               const PerfProcess::Environment& environment) {
+    arguments.insert(arguments.begin(), "cost");
+    arguments.insert(arguments.end(), {"--what", what, "--json", file_});
+    const Outcome outcome = run(arguments, environment);
+    EXPECT_EQ(0, outcome.status) << outcome.output;
+    if (outcome.status != 0) return Json::array();
+    std::ifstream in(file_);
+    return Json::parse(in)[key];
+  }
+
   const std::string file_ = testing::TempDir() + "cost-" + std::to_string(::getpid()) + ".json";
 };
 
@@ -220,6 +231,51 @@ TEST_F(Cost, StripedMessageWithAdaptiveRouting_StaysWithinInstructionLimit) {
     const Json& cell = subjects[i]["cells"][0];
     EXPECT_GE(kLimits[i], cell["instructions"]["plugin"]) << cell;
   }
+}
+
+// A put has one work request, its signal another one; the last one is signalled. Puts of a burst to one peer share a
+// doorbell.
+TEST_F(Cost, OnePut_VerbCallsAreCounted) {
+  const Json puts = measure_puts({"--plugin", setting("PERF_PLUGIN"), "--no-instructions", "--sizes", "8,4K"});
+  ASSERT_EQ(1U, puts.size());
+  ASSERT_EQ(2U, puts[0]["cells"].size());
+  for (const Json& cell : puts[0]["cells"]) {
+    EXPECT_DOUBLE_EQ(1, cell["put"]["post_send"]) << cell;
+    EXPECT_DOUBLE_EQ(1, cell["put"]["send_requests"]) << cell;
+    EXPECT_DOUBLE_EQ(1, cell["put"]["completions"]) << cell;
+    EXPECT_DOUBLE_EQ(1, cell["put_signal"]["post_send"]) << cell;
+    EXPECT_DOUBLE_EQ(2, cell["put_signal"]["send_requests"]) << cell;
+    EXPECT_DOUBLE_EQ(1, cell["put_signal"]["completions"]) << cell;
+    EXPECT_DOUBLE_EQ(1.0 / 8, cell["put_burst"]["post_send"]) << cell;
+    EXPECT_DOUBLE_EQ(1.0 / 8, cell["put_burst"]["doorbells"]) << cell;
+  }
+}
+
+TEST_F(Cost, OnePut_StaysWithinInstructionLimit) {
+  if (!has_valgrind()) GTEST_SKIP() << "valgrind is not installed";
+  const Json puts = measure_puts({"--plugin", setting("PERF_PLUGIN"), "--sizes", "8,4K"});
+  ASSERT_EQ(1U, puts.size());
+  for (const Json& cell : puts[0]["cells"]) {
+    for (const auto& [kind, limit] :
+         {std::pair("put", 160), std::pair("put_signal", 230), std::pair("put_burst", 140)}) {
+      const Json& counted = cell[kind]["instructions"];
+      EXPECT_GE(limit, counted["plugin"]) << kind << " " << counted;
+      EXPECT_LT(50, counted["plugin"]) << kind << " " << counted;
+      EXPECT_EQ(0, counted["libc"]) << kind << " " << counted;
+    }
+  }
+  EXPECT_GE(40, puts[0]["instructions_test_incomplete"]["plugin"]);
+  EXPECT_LT(5, puts[0]["instructions_test_incomplete"]["plugin"]);
+}
+
+TEST_F(Cost, PutsOfAPluginWithoutRmaTable_AreRejected) {
+  const Outcome outcome = run({"cost", "--plugin", setting("MUTATE"), "--what", "puts", "--no-instructions"});
+  EXPECT_NE(0, outcome.status);
+  EXPECT_NE(std::string::npos, outcome.output.find("does not export an RMA table")) << outcome.output;
+  EXPECT_NE(std::string::npos, outcome.output.find("Next: ")) << outcome.output;
+  const Outcome meaningless = run({"cost", "--plugin", setting("PERF_PLUGIN"), "--what", "puts", "--qps", "2"});
+  EXPECT_EQ(kUsage, meaningless.status);
+  EXPECT_NE(std::string::npos, meaningless.output.find("--qps has no meaning for puts")) << meaningless.output;
 }
 
 TEST_F(Cost, MissingPlugin_IsRejected) {

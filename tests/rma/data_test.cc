@@ -1,6 +1,7 @@
 // Puts, signals, gets and flushes: every byte and every value, in every context, also to oneself.
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <thread>
 #include <vector>
@@ -181,6 +182,30 @@ TEST_P(RmaData, RequestsAtTheLimit_AllComplete) {
       }
     }
     rank.barrier();
+  });
+}
+
+// Puts wait for one another to share a doorbell, but not longer than until the next test, whatever that tests: NCCL's
+// flush tests nothing but its own request.
+TEST_P(RmaData, TestOfAnyRequest_PostsAllEarlierCalls) {
+  ranks_.run_connected({}, [&](Rank& rank) {
+    Words words(8);
+    void* const memory = rank.register_memory(words.data(), words.bytes(), nccl::kMrForceStrictOrdering);
+    void* const earlier = rank.put(0, {memory, 0}, 8, {memory, 8}, rank.next());
+    EXPECT_TRUE(rank.wait_ok(rank.put(0, {memory, 0}, 8, {memory, 16}, rank.next())));  // so `earlier` is done too
+    const RmaSignal signal{.word = {memory, 32}, .operation = nccl::kSignalIncrement};
+    void* const signalled = rank.put_signal(0, {memory, 0}, 8, {memory, 24}, rank.next(), signal);
+    int done = 0;
+    EXPECT_OK(rank.net().test(rank.coll, earlier, &done));
+    EXPECT_EQ(done, 1);
+    rank.barrier();
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(30);
+    while (__atomic_load_n(&words[4], __ATOMIC_ACQUIRE) == 0 && std::chrono::steady_clock::now() < limit) {
+      std::this_thread::yield();
+    }
+    EXPECT_EQ(words[4], 1U);
+    rank.barrier();
+    EXPECT_TRUE(rank.wait_ok(signalled));
   });
 }
 

@@ -7,15 +7,11 @@
 
 #include "nccl/rma_v13.h"
 #include "nccl/rma_v14.h"
+#include "netapi/library.h"
 #include "netapi/log.h"
 
 namespace netapi {
 namespace {
-
-struct CloseRmaLibrary {
-  void operator()(void* library) const { ::dlclose(library); }
-};
-using RmaLibrary = std::unique_ptr<void, CloseRmaLibrary>;
 
 template <typename Rma>
 struct RmaConfigOf;
@@ -31,10 +27,11 @@ struct RmaConfigOf<nccl::rma_v14::Rma> {
 template <typename Rma>
 class RmaTable final : public RmaPlugin {
  public:
-  RmaTable(RmaLibrary library, const Rma& table) : library_(std::move(library)), table_(table) {}
+  RmaTable(Library library, const Rma& table) : library_(std::move(library)), table_(table) {}
 
   int api_version() const override { return kVersion; }
   const char* name() const override { return table_.name; }
+  const void* table() const override { return &table_; }
 
   nccl::Result init(std::uint64_t comm_id, void** context) override {
     return table_.init(context, comm_id, log_line_of_plugin);
@@ -132,13 +129,13 @@ class RmaTable final : public RmaPlugin {
  private:
   static constexpr int kVersion = std::is_same_v<Rma, nccl::rma_v13::Rma> ? 13 : 14;
 
-  const RmaLibrary library_;
+  const Library library_;
   const Rma& table_;
 };
 
 // NCCL's order: the newest version first, and v13 also by the name of the GIN table.
 template <typename Rma>
-std::unique_ptr<RmaPlugin> open_rma_table(RmaLibrary& library, const char* symbol) {
+std::unique_ptr<RmaPlugin> open_rma_table(Library& library, const char* symbol) {
   const void* const table = ::dlsym(library.get(), symbol);
   if (table == nullptr) return nullptr;
   return std::make_unique<RmaTable<Rma>>(std::move(library), *static_cast<const Rma*>(table));
@@ -146,17 +143,20 @@ std::unique_ptr<RmaPlugin> open_rma_table(RmaLibrary& library, const char* symbo
 
 }  // namespace
 
-OpenedRma open_rma_plugin(const std::string& path, int version) {
-  RmaLibrary library(::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL));
-  if (library == nullptr) return {nullptr, ::dlerror()};
+OpenedRma open_rma_plugin(const std::string& name, int version) {
+  std::string error;
+  Library library = open_library(name, error);
+  if (library == nullptr) return {nullptr, error, {}};
+  const std::string path = path_of(library, name);
   std::unique_ptr<RmaPlugin> plugin;
   if (version == 0 || version == 14) plugin = open_rma_table<nccl::rma_v14::Rma>(library, "ncclRmaPlugin_v14");
   if (plugin == nullptr && (version == 0 || version == 13)) {
     plugin = open_rma_table<nccl::rma_v13::Rma>(library, "ncclRmaPlugin_v13");
     if (plugin == nullptr) plugin = open_rma_table<nccl::rma_v13::Rma>(library, "ncclGinPlugin_v13");
   }
-  if (plugin != nullptr) return {std::move(plugin), {}};
-  return {nullptr, path + " does not export an RMA table" + (version == 0 ? "" : " v" + std::to_string(version))};
+  if (plugin != nullptr) return {std::move(plugin), {}, path};
+  const std::string which = version == 0 ? "" : " v" + std::to_string(version);
+  return {nullptr, path + " does not export an RMA table" + which, path};
 }
 
 }  // namespace netapi

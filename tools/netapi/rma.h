@@ -45,6 +45,7 @@ class RmaPlugin {
 
   virtual int api_version() const = 0;
   virtual const char* name() const = 0;
+  virtual const void* table() const = 0;  // in the plugin's object
 
   virtual nccl::Result init(std::uint64_t comm_id, void** context) = 0;
   virtual nccl::Result finalize(void* context) = 0;
@@ -78,9 +79,10 @@ class RmaPlugin {
 struct OpenedRma {
   std::unique_ptr<RmaPlugin> plugin;  // null on failure
   std::string error;                  // the reason of the failure
+  std::string path;                   // `name` if it is a path, else the file that was found
 };
 
-// `path` is passed to dlopen unchanged. Version 0 selects the newest table that the plugin exports.
-OpenedRma open_rma_plugin(const std::string& path, int version = 0);
+// `name`: as for open_plugin. Version 0 selects the newest table that the plugin exports.
+OpenedRma open_rma_plugin(const std::string& name, int version = 0);
 
 }  // namespace netapi

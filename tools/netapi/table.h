@@ -15,6 +15,7 @@
 #include "nccl/net_v7.h"
 #include "nccl/net_v8.h"
 #include "nccl/net_v9.h"
+#include "netapi/library.h"
 #include "netapi/log.h"
 #include "netapi/plugin.h"
 
@@ -66,11 +67,6 @@ struct Abi<12> {
   using Config = nccl::v12::NetCommConfig;
   using Attr = nccl::v12::NetAttr;
 };
-
-struct Unload {
-  void operator()(void* library) const { dlclose(library); }
-};
-using Library = std::unique_ptr<void, Unload>;
 
 template <int kVersion>
 class Table final : public Plugin {

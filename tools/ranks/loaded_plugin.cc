@@ -20,7 +20,7 @@ LoadedPlugin::LoadedPlugin(const std::string& name, int api_version, std::uint64
   if (!opened.plugin) throw Failure(opened.error);
   plugin_ = std::move(opened.plugin);
   path_ = opened.path;
-  choose_log_formatting(*plugin_);
+  choose_log_formatting(plugin_->name());
   require(plugin_->init(comm_id, {}, &context_), "init");
   int devices = 0;
   require(plugin_->devices(&devices), "devices");

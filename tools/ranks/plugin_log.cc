@@ -28,8 +28,8 @@ bool g_formats = true;
 
 }  // namespace
 
-void choose_log_formatting(const netapi::Plugin& plugin) {
-  g_formats = g_prints || std::string_view(plugin.name()) == "Verbatim";
+void choose_log_formatting(std::string_view plugin) {
+  g_formats = g_prints || plugin == "Verbatim";
   netapi::set_line_formatting(g_formats);
 }
 

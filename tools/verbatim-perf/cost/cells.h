@@ -13,6 +13,8 @@ using Json = nlohmann::ordered_json;
 // The parts of a measurement. Each part runs in a process of its own.
 constexpr const char* kInstructionsPart = "instructions";  // under callgrind
 constexpr const char* kVerbsPart = "verbs";
+constexpr const char* kPutInstructionsPart = "put-instructions";
+constexpr const char* kPutsPart = "puts";
 constexpr const char* kMemoryPart = "memory";  // with the library that counts allocations preloaded
 
 // Labels of callgrind's dumps. A label is followed by the bytes and the group for a cell, and by the divisor.
@@ -20,6 +22,11 @@ constexpr const char* kWholeCell = "whole";
 constexpr const char* kTestIncomplete = "test_incomplete";
 constexpr const char* kSendWithoutReceive = "send_without_receive";
 constexpr const char* kConnect = "connect";
+// Of puts, followed by the bytes.
+constexpr const char* kPut = "put";
+constexpr const char* kPutSignal = "put_signal";
+constexpr const char* kPutBurst = "put_burst";
+constexpr const char* kPutKinds[] = {kPut, kPutSignal, kPutBurst};
 
 // Instruction counts after the division.
 struct Instructions {

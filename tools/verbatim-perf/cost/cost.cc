@@ -1,43 +1,21 @@
 // Starts the measuring processes, collects their results, prints and writes them.
-#include <unistd.h>
-
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 
 #include "cli/table.h"
 #include "ranks/scratch_directory.h"
-#include "verbatim-perf/child.h"
 #include "verbatim-perf/cost/cells.h"
 #include "verbatim-perf/cost/measure.h"
 #include "verbatim-perf/cost/options.h"
+#include "verbatim-perf/cost/part.h"
+#include "verbatim-perf/cost/put_cost.h"
 
 namespace verbatim::perf::cost {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string list_of(const std::vector<int>& values) {
-  std::string text;
-  for (const int value : values) text += (text.empty() ? "" : ",") + std::to_string(value);
-  return text;
-}
-
-std::string list_of(const std::vector<std::size_t>& values) {
-  std::string text;
-  for (const std::size_t value : values) text += (text.empty() ? "" : ",") + std::to_string(value);
-  return text;
-}
-
-Json read_json(const fs::path& path) {
-  std::ifstream file(path);
-  return Json::parse(file);
-}
-
-Json json_of(const Instructions& instructions) {
-  return {{"plugin", instructions.plugin}, {"libc", instructions.libc}, {"verbs", instructions.verbs}};
-}
 
 // The measurement of one plugin with one number of QPs.
 class Measurement {
@@ -63,39 +41,10 @@ class Measurement {
 
  private:
   Json run_part(const std::string& part, const std::vector<std::string>& wrapper) const {
-    const fs::path result = scratch_ / (part + ".json");
-    std::vector<std::string> arguments = wrapper;
-    for (const std::string& argument : {fs::read_symlink("/proc/self/exe").string(),
-                                        std::string("cost"),
-                                        std::string("--plugin"),
-                                        plugin_,
-                                        std::string("--api"),
-                                        std::to_string(options_.api_version),
-                                        std::string("--sizes"),
-                                        list_of(options_.sizes),
-                                        std::string("--groups"),
-                                        list_of(options_.groups),
-                                        std::string("--messages"),
-                                        std::to_string(options_.messages),
-                                        std::string("--connections"),
-                                        std::to_string(options_.connections),
-                                        std::string("--merge"),
-                                        std::to_string(options_.merge),
-                                        std::string("--part"),
-                                        part,
-                                        std::string("--result"),
-                                        result.string()}) {
-      arguments.push_back(argument);
-    }
-    if (options_.plugin_log) arguments.emplace_back("--plugin-log");
-    if (options_.optional) arguments.emplace_back("--optional");
     const std::string qps = std::to_string(qps_);
-    std::vector<std::string> variables{"SOFTVERBS_ENGINE=inline", "VERBATIM_QPS_PER_CONNECTION=" + qps,
-                                       "NCCL_IB_QPS_PER_CONNECTION=" + qps,
-                                       "SOFTVERBS_NAMESPACE=cost-" + std::to_string(::getpid())};
+    std::vector<std::string> variables{"VERBATIM_QPS_PER_CONNECTION=" + qps, "NCCL_IB_QPS_PER_CONNECTION=" + qps};
     if (part == kMemoryPart) variables.push_back("LD_PRELOAD=" + counting_allocator());
-    run_process(arguments, variables, scratch_ / (part + ".log"));
-    return read_json(result);
+    return cost::run_part({options_, plugin_, scratch_}, part, variables, wrapper);
   }
 
   // Looks in the build directory, then in the installation directory.
@@ -109,24 +58,12 @@ class Measurement {
   }
 
   Json per_message(const Json& counted) const {
-    const double messages = static_cast<double>(options_.messages) * counted["group"].get<double>();
-    Json cell;
-    for (const auto& [key, value] : counted.items()) {
-      if (key == "bytes" || key == "group") {
-        cell[key] = value;
-      } else if (key == "by_opcode") {
-        for (const auto& [opcode, count] : value.items()) cell[key][opcode] = count.get<double>() / messages;
-      } else {
-        cell[key] = value.get<double>() / messages;
-      }
-    }
-    return cell;
+    return divided(counted, static_cast<double>(options_.messages) * counted["group"].get<double>());
   }
 
   void add_instructions(Json& subject) const {
     const std::string dumps_prefix = (scratch_ / "dump").string();
-    const Json counted = run_part(kInstructionsPart, {"valgrind", "--tool=callgrind", "--collect-atstart=no",
-                                                      "--callgrind-out-file=" + dumps_prefix});
+    const Json counted = run_part(kInstructionsPart, callgrind(dumps_prefix));
     const std::map<std::string, Instructions> dumps = read_dumps(dumps_prefix, counted["object"].get<std::string>());
     const auto figures_of = [&](const std::string& label) {
       const auto found = dumps.find(label);
@@ -162,10 +99,6 @@ class Measurement {
   const int qps_;
   const ranks::Scratch scratch_{"cost"};
 };
-
-double number(const Json& object, const char* key) {
-  return object[key].get<double>();
-}
 
 void print_cells(const Json& cells, bool instructions) {
   std::vector<cli::Column> columns{{"size(B)", 10}, {"group", 6}};
@@ -228,15 +161,21 @@ void print_subject(const Json& subject) {
 ranks::ExitStatus run_cost(const CostOptions& options) {
   if (!options.part.empty()) return measure(options);
   Json all = Json::array();
+  Json puts = Json::array();
   for (const std::string& plugin : options.plugins) {
-    for (const int qps : options.qps) {
-      all.push_back(Measurement(options, plugin, qps).run());
+    for (std::size_t i = 0; options.messages_of_net && i < options.qps.size(); ++i) {
+      all.push_back(Measurement(options, plugin, options.qps[i]).run());
       print_subject(all.back());
     }
+    if (!options.puts) continue;
+    const std::optional<Json> measured = measure_put_cost(options, plugin);
+    if (!measured) continue;
+    puts.push_back(*measured);
+    print_put_cost(*measured);
   }
   if (options.json.empty()) return ranks::ExitStatus::kOk;
   std::ofstream file(options.json);
-  file << Json{{"subjects", all}}.dump(1) << '\n';
+  file << Json{{"subjects", all}, {"puts", puts}}.dump(1) << '\n';
   if (!file.flush()) throw ranks::Failure("cannot write " + options.json);
   return ranks::ExitStatus::kOk;
 }

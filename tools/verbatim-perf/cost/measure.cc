@@ -1,36 +1,18 @@
 #include "verbatim-perf/cost/measure.h"
 
 #include <dlfcn.h>
-#include <fcntl.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#if __has_include(<valgrind/callgrind.h>)
-#include <valgrind/callgrind.h>
-#define VERBATIM_HAS_CALLGRIND 1
-#else  // measure_instructions() throws Failure
-#define CALLGRIND_TOGGLE_COLLECT
-#define CALLGRIND_DUMP_STATS_AT(text) static_cast<void>(text)
-#define VERBATIM_HAS_CALLGRIND 0
-#endif
 
 #include <algorithm>
-#include <array>
-#include <cerrno>
 #include <chrono>
 #include <climits>
-#include <cstdio>
-#include <cstring>
 #include <fstream>
-#include <type_traits>
 #include <vector>
 
-#include "base/unique_fd.h"
 #include "ranks/plugin_log.h"
-#include "softverbs-control/process_directory.h"
-#include "softverbs/host/stats.h"
 #include "verbatim-perf/cost/allocations.h"
 #include "verbatim-perf/cost/cells.h"
+#include "verbatim-perf/cost/collection.h"
+#include "verbatim-perf/cost/counters.h"
 #include "verbatim-perf/cost/measured_connection.h"
 
 namespace verbatim::perf::cost {
@@ -46,19 +28,6 @@ constexpr int kConnectsUnderCallgrind = 8;
 constexpr std::size_t kMostBytes = std::size_t{4} << 20;
 constexpr int kFewestGroups = 32;
 constexpr int kBatches = kFewestGroups / GroupTransfer::kAhead;
-
-// Collects instructions while `work` runs. Callgrind adds them to what it has collected since the last dump.
-template <typename Work>
-void counted(Work work) {
-  CALLGRIND_TOGGLE_COLLECT;
-  work();
-  CALLGRIND_TOGGLE_COLLECT;
-}
-
-void dump(const std::string& label, int divisor) {
-  const std::string text = label + " " + std::to_string(divisor);
-  CALLGRIND_DUMP_STATS_AT(text.c_str());
-}
 
 std::string cell_label(const std::string& what, std::size_t bytes, int group) {
   return what + " " + std::to_string(bytes) + " " + std::to_string(group);
@@ -82,8 +51,7 @@ void finish(GroupTransfer& groups) {
 }
 
 void measure_instructions(const CostOptions& options, PluginUnderTest& subject) {
-  if (VERBATIM_HAS_CALLGRIND == 0)
-    throw ranks::Failure("built without valgrind/callgrind.h. Next: install valgrind and build again");
+  require_callgrind();
   const ConnectionPair ends = subject.connect();
   for_each_cell(options, subject, [&](std::size_t bytes, int group) {
     const std::size_t group_bytes = std::max<std::size_t>(bytes, 1) * static_cast<std::size_t>(group);
@@ -126,45 +94,6 @@ void measure_instructions(const CostOptions& options, PluginUnderTest& subject) 
   for (const ConnectionPair& connection : all) subject.close(connection);
 }
 
-// The counters of softverbs for this process. Trivially copyable, because it is sent through a pipe.
-struct Reading {
-  softverbs::WorkStats work;
-  std::uint64_t doorbells = 0;
-  std::uint64_t polls = 0;
-  std::uint64_t empty_polls = 0;
-  std::array<softverbs::ObjectStats, softverbs::kObjectNames.size()> objects;
-};
-static_assert(std::is_trivially_copyable_v<Reading>);
-
-// A process cannot open its own segment as a second entry of the registry, so a forked child reads the counters.
-Reading read_counters() {
-  int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) throw ranks::Failure("pipe2: " + std::string(std::strerror(errno)));
-  const UniqueFd from(ends[0]);
-  UniqueFd to(ends[1]);
-  const pid_t me = ::getpid();
-  const pid_t child = ::fork();
-  if (child < 0) throw ranks::Failure("fork: " + std::string(std::strerror(errno)));
-  if (child == 0) {
-    bool written = false;
-    try {
-      const control::ProcessDirectory directory;
-      const softverbs::ProcessStats stats = softverbs::read_stats(directory.processes({me}).front().segment());
-      const Reading reading{stats.work, stats.doorbells(), stats.polls, stats.empty_polls, stats.objects};
-      written = ::write(to.get(), &reading, sizeof reading) == static_cast<ssize_t>(sizeof reading);
-    } catch (const std::exception& failure) {
-      std::fprintf(stderr, "%s\n", failure.what());
-    }
-    ::_exit(written ? 0 : 1);
-  }
-  to = UniqueFd();
-  Reading reading;
-  const ssize_t got = ::read(from.get(), &reading, sizeof reading);
-  ::waitpid(child, nullptr, 0);
-  if (got != static_cast<ssize_t>(sizeof reading)) throw ranks::Failure("softverbs' counters cannot be read");
-  return reading;
-}
-
 void measure_verbs(const CostOptions& options, PluginUnderTest& subject, Json& result) {
   const ConnectionPair ends = subject.connect();
   for_each_cell(options, subject, [&](std::size_t bytes, int group) {
@@ -175,24 +104,9 @@ void measure_verbs(const CostOptions& options, PluginUnderTest& subject, Json& r
     groups.run(options.messages);
     const Reading after = read_counters();
     finish(groups);
-    const softverbs::WorkStats& from = before.work;
-    const softverbs::WorkStats& to = after.work;
-    Json opcodes = Json::object();
-    for (std::size_t i = 0; i < to.sends.size(); ++i) {
-      if (to.sends[i] != from.sends[i]) opcodes[softverbs::kSendOpcodeNames[i]] = to.sends[i] - from.sends[i];
-    }
-    result["cells"].push_back({{"bytes", bytes},
-                               {"group", group},
-                               {"post_send", to.posts + to.completes - from.posts - from.completes},
-                               {"send_requests", to.send_requests() - from.send_requests()},
-                               {"by_opcode", opcodes},
-                               {"post_recv", to.receive_posts - from.receive_posts},
-                               {"recv_requests", to.receives - from.receives},
-                               {"doorbells", after.doorbells - before.doorbells},
-                               {"inline_bytes", to.inline_bytes - from.inline_bytes},
-                               {"completions", to.completions - from.completions},
-                               {"polls", after.polls - before.polls},
-                               {"empty_polls", after.empty_polls - before.empty_polls}});
+    Json cell{{"bytes", bytes}, {"group", group}};
+    cell.update(difference(before, after));
+    result["cells"].push_back(cell);
   });
   subject.close(ends);
 }
@@ -232,20 +146,27 @@ void measure_setup(const CostOptions& options, PluginUnderTest& subject, Json& r
   for (const ConnectionPair& connection : connections) subject.close(connection);
 }
 
-std::string object_of(const netapi::Plugin& plugin) {
+}  // namespace
+
+std::string object_of(const void* table) {
   Dl_info found{};
-  if (::dladdr(plugin.table(), &found) == 0) throw ranks::Failure("the plugin's table is in no loaded object");
+  if (::dladdr(table, &found) == 0) throw ranks::Failure("the plugin's table is in no loaded object");
   return found.dli_fname;
 }
 
-}  // namespace
+void write_result(const CostOptions& options, const Json& result) {
+  std::ofstream file(options.result);
+  file << result.dump(1) << '\n';
+  if (!file.flush()) throw ranks::Failure("cannot write " + options.result);
+}
 
 ranks::ExitStatus measure(const CostOptions& options) {
+  if (options.part == kPutsPart || options.part == kPutInstructionsPart) return measure_puts(options);
   ranks::keep_plugin_log(0, options.plugin_log);
   netapi::Opened opened = netapi::open_plugin(options.plugins.front(), options.api_version);
   if (opened.plugin == nullptr) throw ranks::Failure(opened.error);
-  ranks::choose_log_formatting(*opened.plugin);
-  const std::string object = object_of(*opened.plugin);
+  ranks::choose_log_formatting(opened.plugin->name());
+  const std::string object = object_of(opened.plugin->table());
   if (options.optional && opened.plugin->api_version() < netapi::kOldestWithOptionalReceives)
     throw ranks::Failure("--optional needs table version 9 or newer", ranks::ExitStatus::kUsage);
   Json result{{"name", opened.plugin->name()}, {"api_version", opened.plugin->api_version()}, {"object", object}};
@@ -266,9 +187,7 @@ ranks::ExitStatus measure(const CostOptions& options) {
   } catch (const ranks::Failure& failure) {
     throw ranks::Failure(failure.what() + ranks::plugin_warnings(), failure.status);
   }
-  std::ofstream file(options.result);
-  file << result.dump(1) << '\n';
-  if (!file.flush()) throw ranks::Failure("cannot write " + options.result);
+  write_result(options, result);
   return ranks::ExitStatus::kOk;
 }
 

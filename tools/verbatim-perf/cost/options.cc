@@ -1,6 +1,7 @@
 #include "verbatim-perf/cost/options.h"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
 #include "netapi/plugin.h"
 
@@ -8,16 +9,13 @@ namespace verbatim::perf::cost {
 namespace {
 
 constexpr const char* kDescription =
-    "Measures the CPU cost of one message: calls both ends of a connection in one process over softverbs' inline "
-    "engine, "
-    "one\n"
-    "group at a time with eight receives posted ahead, and counts instructions by object (callgrind), verbs calls, "
-    "work\n"
-    "requests and completions, then the memory and the set-up of many connections. All plugins get the same settings: "
-    "the QPs "
-    "of\n"
-    "a connection through VERBATIM_ and NCCL_IB_QPS_PER_CONNECTION. Run it under tools/softverbs, or through "
-    "tools/cost.";
+    "Measures the CPU cost of one message: calls both ends of a connection in one process over softverbs' inline\n"
+    "engine, one group at a time with eight receives posted ahead, and counts instructions by object (callgrind), "
+    "verbs\n"
+    "calls, work requests and completions, then the memory and the set-up of many connections. The same for puts, if\n"
+    "the plugin has an RMA table: one put at a time, one with a signal, and bursts of eight puts to one peer. All\n"
+    "plugins get the same settings: the QPs of a connection through VERBATIM_ and NCCL_IB_QPS_PER_CONNECTION. Run it\n"
+    "under tools/softverbs, or through tools/cost.";
 
 constexpr int kMostMessages = 1'000'000;
 constexpr int kMostConnections = 4000;
@@ -30,6 +28,7 @@ std::variant<CostOptions, cli::EarlyExit> parse_cost_options(int argc, const cha
   options.groups = {1, 4, 8};
   options.qps = {1, 2, 4};
   options.sizes = {0, 8, 4 << 10, 128 << 10, 1 << 20};
+  std::vector<std::string> what{"messages", "puts"};
   bool no_instructions = false;
   CLI::App app(kDescription, "verbatim-perf cost");
   app.add_option("--plugin", options.plugins, "path or name of a net plugin, passed to dlopen; may be repeated")
@@ -61,6 +60,11 @@ std::variant<CostOptions, cli::EarlyExit> parse_cost_options(int argc, const cha
   app.add_option("--connections", options.connections, "connections for memory and set-up time; 0: not measured")
       ->check(CLI::Range(0, kMostConnections))
       ->capture_default_str();
+  app.add_option("--what", what, "what is measured: messages (net table), puts (RMA table)")
+      ->delimiter(',')
+      ->check(CLI::IsMember({"messages", "puts"}))
+      ->capture_default_str()
+      ->type_name("WHAT,...");
   app.add_flag("--no-instructions", no_instructions, "do not run valgrind: only verbs calls, memory and set-up");
   app.add_flag("--optional", options.optional,
                "receives of one member with optional completion, as in NCCL's LL protocols");
@@ -69,6 +73,16 @@ std::variant<CostOptions, cli::EarlyExit> parse_cost_options(int argc, const cha
   app.add_option("--part", options.part)->group("");
   app.add_option("--result", options.result)->group("");
   const auto leave = cli::parse(app, argc, argv, [&] {
+    const auto measures = [&](const char* name) { return std::find(what.begin(), what.end(), name) != what.end(); };
+    options.messages_of_net = measures("messages");
+    options.puts = measures("puts");
+    for (const char* const of_messages : {"--api", "--groups", "--qps", "--merge", "--connections", "--optional"}) {
+      if (options.messages_of_net || app.count(of_messages) == 0) continue;
+      throw ranks::Failure(std::string(of_messages) +
+                               " has no meaning for puts. Next: leave it out, or measure messages too (--what "
+                               "messages,puts)",
+                           ranks::ExitStatus::kUsage);
+    }
     if (options.optional && options.api_version != 0 && options.api_version < netapi::kOldestWithOptionalReceives) {
       throw ranks::Failure("--optional needs table version 9 or newer", ranks::ExitStatus::kUsage);
     }

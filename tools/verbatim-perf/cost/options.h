@@ -1,4 +1,4 @@
-// The options of `verbatim-perf cost`, which measures the CPU cost of a message with any net plugin.
+// The options of `verbatim-perf cost`, which measures the CPU cost of a message, or of a put, with any plugin.
 #pragma once
 
 #include <cstddef>
@@ -14,11 +14,13 @@ struct CostOptions {
   std::vector<std::string> plugins;
   int api_version = 0;  // 0: the newest table that the plugin exports
   std::vector<std::size_t> sizes;
-  std::vector<int> groups;  // members of a grouped receive; 1: single receives
-  std::vector<int> qps;     // per connection, or per port of it
-  int merge = 1;            // ports of a connection
-  int messages = 256;       // groups measured in a cell
-  int connections = 1000;   // for memory and set-up; 0: not measured
+  std::vector<int> groups;      // members of a grouped receive; 1: single receives
+  std::vector<int> qps;         // per connection, or per port of it
+  int merge = 1;                // ports of a connection
+  int messages = 256;           // groups measured in a cell
+  int connections = 1000;       // for memory and set-up; 0: not measured
+  bool messages_of_net = true;  // over the net table
+  bool puts = true;             // over the RMA table, if the plugin has one
   bool instructions = true;
   bool optional = false;  // single receives have optional completion
   std::string json;

@@ -37,7 +37,7 @@ Job::Job(const std::string& path, int api_version, const JobShape& shape, const 
     netapi::Opened opened = netapi::open_plugin(file, api_version);
     if (opened.plugin == nullptr) throw ranks::Failure(opened.error);
     plugins_.push_back(std::move(opened.plugin));
-    ranks::choose_log_formatting(*plugins_.back());
+    ranks::choose_log_formatting(plugins_.back()->name());
     void* context = nullptr;
     ranks::require(plugins_.back()->init(1, {}, &context), "init");
     return context;

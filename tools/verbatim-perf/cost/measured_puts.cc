@@ -1,0 +1,144 @@
+#include "verbatim-perf/cost/measured_puts.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <thread>
+#include <utility>
+
+#include "nccl/types.h"
+#include "ranks/failure.h"
+#include "ranks/loaded_plugin.h"
+#include "workload/content.h"
+
+namespace verbatim::perf::cost {
+namespace {
+
+constexpr int kMaxTests = 1'000'000;  // of one request; reading a clock is too slow under valgrind
+constexpr std::uint32_t kTarget = 1;
+
+}  // namespace
+
+MeasuredPuts::MeasuredPuts(std::unique_ptr<netapi::RmaPlugin> plugin, std::size_t most_bytes)
+    : plugin_(std::move(plugin)) {
+  std::array<std::array<char, nccl::kNetHandleMaxBytes>, 2> handles{};
+  void* all[] = {handles[0].data(), handles[1].data()};
+  for (int rank = 0; rank < 2; ++rank) {
+    RankState& state = ranks_[rank];
+    ranks::require(plugin_->init(1, &state.instance), "init of the RMA table");
+    int devices = 0;
+    ranks::require(plugin_->devices(&devices), "devices");
+    if (devices == 0) throw ranks::Failure("the plugin has no RMA device; run under tools/softverbs");
+    ranks::require(plugin_->listen(state.instance, 0, all[rank], &state.listen), "listen");
+    state.bytes.resize(std::max<std::size_t>(most_bytes, 1));
+    if (rank == 0) workload::Pattern(1, most_bytes).produce(state.bytes.data(), state.bytes.size(), 0);
+  }
+  collective(
+      [&](RankState& own, int rank) { return plugin_->connect(own.instance, all, 2, rank, own.listen, &own.coll); },
+      "connect");
+  for (const RankState& own : ranks_) ranks::require(plugin_->close_listen(own.listen), "closeListen");
+  collective([&](RankState& own, int) { return plugin_->create_context(own.coll, {}, &own.contexts); },
+             "createContext");
+  collective(
+      [&](RankState& own, int) {
+        return plugin_->reg_mr(own.coll, own.bytes.data(), own.bytes.size(), nccl::kPtrHost, 0, &own.data);
+      },
+      "regMrSym");
+  collective(
+      [&](RankState& own, int) {
+        return plugin_->reg_mr(own.coll, &own.signal, sizeof own.signal, nccl::kPtrHost, nccl::kMrForceStrictOrdering,
+                               &own.words);
+      },
+      "regMrSym");
+}
+
+MeasuredPuts::~MeasuredPuts() {
+  for (const RankState& own : ranks_) {
+    if (own.contexts != nullptr) plugin_->destroy_context(own.contexts);
+    if (own.data != nullptr) plugin_->dereg_mr(own.coll, own.data);
+    if (own.words != nullptr) plugin_->dereg_mr(own.coll, own.words);
+  }
+  for (const RankState& own : ranks_) {
+    if (own.coll != nullptr) plugin_->close_coll(own.coll);
+  }
+  for (const RankState& own : ranks_) {
+    if (own.instance != nullptr) plugin_->finalize(own.instance);
+  }
+}
+
+void MeasuredPuts::collective(const std::function<nccl::Result(RankState&, int rank)>& call, const char* name) {
+  nccl::Result other = nccl::Result::kSuccess;
+  std::thread thread([&] { other = call(ranks_[1], 1); });
+  const nccl::Result own = call(ranks_[0], 0);
+  thread.join();
+  ranks::require(own, name);
+  ranks::require(other, name);
+}
+
+void MeasuredPuts::start_put(std::size_t bytes, void** request) {
+  const RankState& own = ranks_[0];
+  ranks::require(plugin_->iput(own.contexts, 0, {own.data, 0}, bytes, {own.data, 0}, kTarget, request), "iput");
+}
+
+void MeasuredPuts::finish(void* request) {
+  int done = 0;
+  for (int tests = 0; done == 0; ++tests) {
+    ranks::require(plugin_->test(ranks_[0].coll, request, &done), "test");
+    if (tests == kMaxTests) throw ranks::Failure("a put did not complete in all tests");
+  }
+}
+
+void MeasuredPuts::put(std::size_t bytes, int times) {
+  for (int i = 0; i < times; ++i) {
+    void* request = nullptr;
+    start_put(bytes, &request);
+    finish(request);
+  }
+}
+
+void MeasuredPuts::put_signal(std::size_t bytes, int times) {
+  const RankState& own = ranks_[0];
+  const netapi::RmaSignal signal{.word = {own.words, 0}, .operation = nccl::kSignalIncrement};
+  signals_ += static_cast<std::uint64_t>(times);
+  for (int i = 0; i < times; ++i) {
+    void* request = nullptr;
+    ranks::require(
+        plugin_->iput_signal(own.contexts, 0, {own.data, 0}, bytes, {own.data, 0}, kTarget, signal, &request),
+        "iputSignal");
+    finish(request);
+  }
+}
+
+void MeasuredPuts::put_bursts(std::size_t bytes, int times) {
+  for (int i = 0; i < times; i += kBurst) {
+    std::array<void*, kBurst> requests{};
+    for (void*& request : requests) start_put(bytes, &request);
+    for (void* const request : requests) finish(request);
+  }
+}
+
+void MeasuredPuts::check(std::size_t bytes) const {
+  if (std::memcmp(ranks_[0].bytes.data(), ranks_[kTarget].bytes.data(), bytes) != 0) {
+    throw ranks::Failure("the bytes that were put are wrong");
+  }
+  const std::uint64_t arrived = __atomic_load_n(&ranks_[kTarget].signal, __ATOMIC_ACQUIRE);
+  if (arrived != signals_) {
+    throw ranks::Failure("the signal is " + std::to_string(arrived) + " after " + std::to_string(signals_) +
+                         " signals");
+  }
+}
+
+bool MeasuredPuts::start_get() {
+  const RankState& own = ranks_[0];
+  return plugin_->iget(own.contexts, 0, {own.data, 0}, 1, {own.data, 0}, kTarget, &incomplete_) ==
+             nccl::Result::kSuccess &&
+         incomplete_ != nullptr;
+}
+
+void MeasuredPuts::test_incomplete(int times) {
+  int done = 0;
+  for (int i = 0; i < times; ++i) ranks::require(plugin_->test(ranks_[0].coll, incomplete_, &done), "test");
+  if (done != 0) throw ranks::Failure("a get completed whose completion the device drops");
+}
+
+}  // namespace verbatim::perf::cost
