@@ -207,7 +207,7 @@ TEST(LaneReturns, LinksFlap_NoByteIsWrong) {
 // All attempts of one message are lost, or all acknowledgements. Not of the first eight, which are CTS entries: on a
 // busy machine their retries can end before anything has arrived, and such a connection has never worked.
 TEST(OneLane, Outage_ConnectionWaitsAndGoesOn) {
-  for (int nth = 12; nth < 54; nth += 2 * step()) {
+  for (int nth = 12; nth < 48; nth += 2 * step()) {
     for (const char* kind : {"drop-request", "drop-ack"}) {
       for (const char* const adaptive_routing : {"0", "1"}) {
         const std::string fault = std::string(kind) + " device=0 times=all nth=" + std::to_string(nth);
