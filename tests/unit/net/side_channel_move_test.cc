@@ -73,20 +73,15 @@ class Move final : public EndOfSeveralAddresses {
     EXPECT_TRUE(eventually_has(CommSignal::kPeerDisconnected));
   }
 
-  // Whether the answer was given in time.
-  bool with_answer() {
-    const auto begin = std::chrono::steady_clock::now();
+  // Whether the side channel has stayed where it is.
+  bool stays_with_answer() {
     take_first_lane_down();
     expect_notice(peer_);
     say(peer_, wire::Notice::without_body(wire::MessageType::kPong));
-    const bool in_time = std::chrono::steady_clock::now() - begin < Milliseconds(50);
     std::this_thread::sleep_for(Milliseconds(300));
     const Result<std::optional<UniqueFd>> attempt = tcp_accept(second_);
     EXPECT_TRUE(attempt);
-    if (in_time && attempt) {
-      EXPECT_FALSE(*attempt) << "the side channel moves although the peer has answered";
-    }
-    return in_time;
+    return attempt && !*attempt;
   }
 };
 
@@ -103,10 +98,10 @@ TEST(SideChannelMove, PeerEndsMeanwhile_IsSeenAtOnce) {
 
 TEST(SideChannelMove, AnswerToLaneNotice_ChannelStays) {
   const auto body = [] {
-    for (int attempt = 0; attempt < 20; ++attempt) {  // on a busy machine the test may be too slow
-      if (Move(CommKind::kSend).with_answer() || ::testing::Test::HasFailure()) return;
+    for (int attempt = 0; attempt < 20; ++attempt) {  // on a busy machine the test, or the monitor, may be too slow
+      if (Move(CommKind::kSend).stays_with_answer() || ::testing::Test::HasFailure()) return;
     }
-    ADD_FAILURE() << "the test was never fast enough";
+    ADD_FAILURE() << "the side channel always moves although the peer has answered";
   };
   in_child("", body);
 }

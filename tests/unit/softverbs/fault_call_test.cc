@@ -268,7 +268,7 @@ TEST_F(FaultCommand, Clear_RestartsMessageCounts) {
 TEST_F(FaultCommand, MalformedClause_IsNotSent) {
   const std::string stderr_text = with_faults("", [] {
     Pair pair;
-    EXPECT_EQ(send_faults("'link-down; explode'", pair), 1);
+    EXPECT_EQ(send_faults("'link-down; explode'", pair), 2);
     ibv_port_attr attributes{};
     ASSERT_EQ(query_port(pair.device.context.get(), 1, &attributes), 0);
     EXPECT_EQ(attributes.state, IBV_PORT_ACTIVE);
