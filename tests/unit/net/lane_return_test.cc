@@ -97,27 +97,37 @@ TEST(LaneReturns, AddressChangesWhileInUse_NewOneIsUsed) {
 }
 
 // Two lanes of one port, of which one comes back while the port has a new address. Then that address changes.
+// On a busy machine the monitor may see the first change of the address before the link is down; then the first lane is
+// down, too, and the test begins again.
 TEST(LaneReturns, LanesOfOnePortHaveDifferentAddresses_EachKeepsItsOwn) {
-  const std::string output = in_child(
-      "link-down device=1 after=12 for=200ms; gid device=0 index=3 address=none after=13;"
-      "gid device=0 index=4 address=10.77.9.9 type=rocev2 after=13",
-      [] {
-        Traffic traffic(1, 2);
-        rounds_until_all_work(traffic);
-        SendComm& sender = traffic.link.send();
-        for (const Comm* comm : {static_cast<Comm*>(&sender), static_cast<Comm*>(&traffic.link.recv())}) {
-          EXPECT_NE(comm->describe_path(0).find("GID 3 ::ffff:10.77.0.1"), std::string::npos);
-          EXPECT_EQ(comm->describe_path(0).find("10.77.9.9"), std::string::npos);
-          EXPECT_NE(comm->describe_path(1).find("GID 4 ::ffff:10.77.9.9"), std::string::npos);
-        }
-        const Port& port = *sender.endpoint().ports().front();
-        EXPECT_EQ(sender.gids(*port.device, port.port_num).size(), 2U);
-        sender.gid_changed(*port.device, port.port_num, sender.endpoint().gid(1));
-        rounds_until_all_work(traffic);
-      },
-      {{"SOFTVERBS_ENGINE", "thread"}});
-  EXPECT_EQ(count_lines(output, "lane 2 of 2 is down, ", ""), 4U);
-  EXPECT_EQ(count_lines(output, "lane 1 of 2 is down, ", ""), 0U);
+  const auto run = [] {
+    return in_child(
+        "link-down device=1 after=12 for=200ms; gid device=0 index=3 address=none after=13;"
+        "gid device=0 index=4 address=10.77.9.9 type=rocev2 after=13",
+        [] {
+          Traffic traffic(1, 2);
+          rounds_until_all_work(traffic);
+          SendComm& sender = traffic.link.send();
+          if (sender.describe_path(0).find("10.77.9.9") != std::string::npos) return;
+          for (const Comm* comm : {static_cast<Comm*>(&sender), static_cast<Comm*>(&traffic.link.recv())}) {
+            EXPECT_NE(comm->describe_path(0).find("GID 3 ::ffff:10.77.0.1"), std::string::npos);
+            EXPECT_EQ(comm->describe_path(0).find("10.77.9.9"), std::string::npos);
+            EXPECT_NE(comm->describe_path(1).find("GID 4 ::ffff:10.77.9.9"), std::string::npos);
+          }
+          const Port& port = *sender.endpoint().ports().front();
+          EXPECT_EQ(sender.gids(*port.device, port.port_num).size(), 2U);
+          sender.gid_changed(*port.device, port.port_num, sender.endpoint().gid(1));
+          rounds_until_all_work(traffic);
+        },
+        {{"SOFTVERBS_ENGINE", "thread"}});
+  };
+  for (int attempt = 0; attempt < 10 && !HasFailure(); ++attempt) {
+    const std::string output = run();
+    if (count_lines(output, "lane 1 of 2 is down, ", "") != 0) continue;
+    EXPECT_EQ(count_lines(output, "lane 2 of 2 is down, ", ""), 4U);
+    return;
+  }
+  ADD_FAILURE() << "the first lane was always down, too";
 }
 
 // Packets vanish, no event comes, and the retries take half a minute.
