@@ -320,8 +320,13 @@ std::vector<Row> rows() {
           "cause of the stall; 0: never."),
       number_row("VERBATIM_STALL_FAIL_S", nullptr, &Config::stall_fail_s, 0, 86'400, "0",
                  "Seconds until a stalled connection fails at both ends; 0: never."),
+      {"VERBATIM_STATE_DIR", nullptr, "path, or `none`", "`/tmp/verbatim-UID`",
+       "Directory in which each process has a UNIX socket with its state (plugin/STATE.md): there `verbatim-top` and "
+       "`verbatim-exporter` find it. It is made if it does not exist; only its user may have access to it.",
+       any_text(&Config::state_directory)},
       {"VERBATIM_STATE_SOCKET", nullptr, "path", "none",
-       "UNIX socket from which the state of all connections can be read as JSON. `%p` is replaced by the process ID, "
+       "Another UNIX socket, at this path, from which the state of all connections can be read as JSON. `%p` is "
+       "replaced by the process ID, "
        "`%h` by the host name.",
        any_text(&Config::state_socket)},
       {"VERBATIM_STATS", nullptr, "path", "none",

@@ -1,4 +1,4 @@
-// Writes JSON strings, fields, objects and lists: for the state socket, the files of statistics and of QPs, and
+// Writes JSON strings, fields, objects and lists: for the state sockets, the files of statistics and of QPs, and
 // softverbs' statistics.
 #pragma once
 

@@ -228,6 +228,8 @@ TEST_P(FailureSweep, EachSystemCallFails_NothingLeaks) {
                                    {"mmap64", {ENOMEM}, "mmap"},
                                    {"munmap", {EINVAL}},
                                    {"ioctl", {ENOTTY}},
+                                   {"mkdir", {EROFS}},
+                                   {"unlink", {EPERM}},
                                    {"pthread_create", {EAGAIN}},
                                });
 }

@@ -130,6 +130,7 @@ INTERPOSE(std::size_t, fwrite, 0, (const void* data, std::size_t bytes, std::siz
           (data, bytes, count, file))
 INTERPOSE(int, rename, -1, (const char* from, const char* to), (from, to))
 INTERPOSE(int, unlink, -1, (const char* path), (path))
+INTERPOSE(int, mkdir, -1, (const char* path, mode_t mode), (path, mode))
 INTERPOSE(DIR*, opendir, nullptr, (const char* path), (path))
 INTERPOSE(dirent*, readdir64, nullptr, (DIR * directory), (directory))
 INTERPOSE(void*, mmap64, MAP_FAILED, (void* address, std::size_t bytes, int protection, int flags, int fd, off64_t at),

@@ -18,6 +18,7 @@
 #include "base/log.h"
 #include "base/socket.h"
 #include "base/socket_interface.h"
+#include "base/state_directory.h"
 #include "base/version.h"
 #include "net/context/context.h"
 #include "net/context/forecast.h"
@@ -65,6 +66,7 @@ InitResult try_init() {
   if (!config) return result;
   config->stats_file.clear();
   config->state_socket.clear();
+  config->state_directory = kNoStateDirectory;
   const std::size_t before = open_descriptors();
   const Result<Context*> context = open_context(*std::move(config), -1);
   if (!context) return result;

@@ -147,6 +147,7 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) VERBATI
       Monitor::start((*inventory)->devices(), {.keepalive_ns = config.keepalive_s * kNanosecondsPerSecond,
                                                .stalls = {.warn_ns = config.stall_warn_s * kNanosecondsPerSecond,
                                                           .fail_ns = config.stall_fail_s * kNanosecondsPerSecond},
+                                               .state_directory = config.state_directory,
                                                .state_socket = expand_path(config.state_socket, host_name),
                                                .host = host_name,
                                                .interfaces = interfaces});

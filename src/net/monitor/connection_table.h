@@ -83,6 +83,7 @@ struct MonitoredConnection {
   void fail(ErrorKind kind, const char* why);
 
   Comm* comm = nullptr;
+  std::uint64_t number = 0;  // of the connections of the process, from 1, in the order in which they were made
   const void* owner = nullptr;
   SideChannel channel;
   // Together, because a connection's memory is limited.
@@ -179,6 +180,7 @@ struct ConnectionTable {
   SideChannelSource* source VERBATIM_GUARDED_BY(mutex) = nullptr;
   std::size_t resumable VERBATIM_GUARDED_BY(mutex) = 0;        // connections that the source knows
   std::size_t reported_losses VERBATIM_GUARDED_BY(mutex) = 0;  // side channels that are lost, and reported
+  std::uint64_t connections_made VERBATIM_GUARDED_BY(mutex) = 0;
   std::size_t open_qp_state_requests VERBATIM_GUARDED_BY(mutex) = 0;
   std::uint64_t visits VERBATIM_GUARDED_BY(mutex) = 0;  // how often the monitor has looked at a connection
 };

@@ -48,6 +48,7 @@ Result<std::unique_ptr<Monitor>> Monitor::start(std::span<const std::unique_ptr<
                                                 const MonitorSettings& settings) {
   std::unique_ptr<Monitor> monitor(new Monitor(devices, settings));
   if (const Status opened = monitor->open(settings); !opened) return opened.error();
+  monitor->open_state_sockets(settings);
   if (const Status started = monitor->start_thread(); !started) return started.error();
   return monitor;
 }
@@ -75,16 +76,27 @@ Status Monitor::open(const MonitorSettings& settings) {
     if (const Status opened = open_device_events(table_, device, i); !opened) return opened.error();
     calls_of_device_.push_back(&device_calls_.try_emplace(DeviceSet{i}, &device, i).first->second);
   }
-  if (settings.state_socket.empty()) return {};
-  Result<std::unique_ptr<StateSocket>> opened = StateSocket::open(settings.state_socket, settings.host, table_);
-  if (opened) {
-    state_socket_ = std::move(*opened);
-    return {};
-  }
-  VERBATIM_WARN("no state can be read at %s (VERBATIM_STATE_SOCKET): %s: %s%s", settings.state_socket.c_str(),
-                opened.error().operation, std::strerror(opened.error().sys_errno),
-                opened.error().sys_errno == EADDRINUSE ? ". Next: put %p in the path: each process needs its own" : "");
   return {};
+}
+
+// Without them the connections work: what fails is a warning.
+void Monitor::open_state_sockets(const MonitorSettings& settings) {
+  const auto open = [&](const std::string& path, const char* setting, bool queries_qps) {
+    const auto id = static_cast<std::uint32_t>(state_sockets_.size());
+    Result<std::unique_ptr<StateSocket>> opened =
+        StateSocket::open({path, setting, queries_qps, id, settings.host}, table_);
+    if (opened) return state_sockets_.push_back(std::move(*opened));
+    VERBATIM_WARN(
+        "no state can be read at %s (%s): %s: %s%s", path.c_str(), setting, opened.error().operation,
+        std::strerror(opened.error().sys_errno),
+        opened.error().sys_errno == EADDRINUSE ? ". Next: put %p in the path: each process needs its own" : "");
+  };
+  if (const std::optional<std::string> directory = make_state_directory(settings.state_directory)) {
+    remove_dead_sockets(*directory);
+    // Read every second or more often, which is too often for queries of all QPs.
+    if (const std::optional<std::string> path = new_state_socket(*directory)) open(*path, "VERBATIM_STATE_DIR", false);
+  }
+  if (!settings.state_socket.empty()) open(settings.state_socket, "VERBATIM_STATE_SOCKET", true);
 }
 
 Status Monitor::start_thread() {
@@ -137,6 +149,7 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
     return added.error();
   }
   connection.comm = &comm;
+  connection.number = ++table_.connections_made;
   connection.owner = owner;
   connection.device_calls = &calls;
   connection.dialed = comm.kind() == CommKind::kSend;
@@ -273,7 +286,8 @@ void Monitor::run() noexcept {
   while (true) {
     table_.poller.wait(timeout_ms, [this](PollSource source, std::uint32_t id) { handle(source, id); });
     std::vector<SideChannelSource::Resumed> resumed = take_resumed();
-    const std::uint64_t state_socket_ns = state_socket_ != nullptr ? state_socket_->advance() : kNever;
+    std::uint64_t state_sockets_ns = kNever;
+    for (const auto& socket : state_sockets_) state_sockets_ns = std::min(state_sockets_ns, socket->advance());
     {
       const MutexLock lock(table_.mutex);
       if (stop_) return;
@@ -281,7 +295,7 @@ void Monitor::run() noexcept {
       keepalive_.tick(table_, now);
       accept_channels(std::move(resumed));
       while (table_.deadlines.nearest_ns() <= now) attend(*table_.deadlines.nearest(), now);
-      std::uint64_t next = std::min(state_socket_ns, next_accept_ns_);
+      std::uint64_t next = std::min(state_sockets_ns, next_accept_ns_);
       if (!table_.connections.empty()) {
         next = std::min({next, keepalive_.next_tick_ns(), table_.deadlines.nearest_ns()});
       }
@@ -302,7 +316,7 @@ void Monitor::log_lines() {
 }
 
 void Monitor::handle(PollSource source, std::uint32_t id) {
-  if (source == PollSource::kStateSocket) return state_socket_->accept();
+  if (source == PollSource::kStateSocket) return state_sockets_[id]->accept();
   if (source == PollSource::kListener) return void(next_accept_ns_ = last_accept_ns_ + kMinAcceptPeriodNs);
   if (source == PollSource::kSocketEnd) return socket_ends_.report(static_cast<int>(id));
   const MutexLock lock(table_.mutex);

@@ -24,6 +24,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "base/state_directory.h"
 #include "net/monitor/connection_table.h"
 #include "net/monitor/device_calls.h"
 #include "net/monitor/keepalive.h"
@@ -38,7 +39,8 @@ namespace verbatim {
 struct MonitorSettings {
   std::uint64_t keepalive_ns = 0;  // 0: a peer may send nothing for any time
   StallSettings stalls = {};
-  std::string state_socket = {};  // path; empty: none
+  std::string state_directory = kNoStateDirectory;  // VERBATIM_STATE_DIR
+  std::string state_socket = {};                    // path; empty: none
   std::string host = {};
   std::vector<SocketInterface> interfaces = {};  // from which side channels are made again; empty: any
 };
@@ -87,6 +89,7 @@ class Monitor final : public CommObserver {
   Monitor(std::span<const std::unique_ptr<Device>> devices, const MonitorSettings& settings);
 
   Status open(const MonitorSettings& settings);
+  void open_state_sockets(const MonitorSettings& settings);
   // The monitor looks at the comm's connection, if it watches it, at its next wake-up, which is now.
   void attend_soon(Comm& comm) noexcept VERBATIM_EXCLUDES(table_.mutex);
   Status start_thread();
@@ -111,7 +114,7 @@ class Monitor final : public CommObserver {
   SocketEnds socket_ends_{table_.poller};
   StallReports stall_reports_;
   Keepalive keepalive_ VERBATIM_GUARDED_BY(table_.mutex);
-  std::unique_ptr<StateSocket> state_socket_;  // may be null
+  std::vector<std::unique_ptr<StateSocket>> state_sockets_;  // two at most, by their IDs
   // For each device, and for each set of devices that a comm uses together: for the life of the monitor.
   std::map<DeviceSet, DeviceCalls> device_calls_ VERBATIM_GUARDED_BY(table_.mutex);
   std::vector<DeviceCalls*> calls_of_device_ VERBATIM_GUARDED_BY(table_.mutex);  // by index: those of one device

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/state_directory.h"
 #include "net/monitor/device_calls.h"
 
 namespace verbatim {
@@ -35,15 +36,6 @@ Result<UniqueFd> unix_socket() {
   UniqueFd socket(::socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!socket) return system_error("socket", errno);
   return socket;
-}
-
-// Whether the socket at this path is that of a process that has ended.
-bool is_stale_socket(const sockaddr_un& address) {
-  struct stat found {};
-  if (::lstat(address.sun_path, &found) != 0 || !S_ISSOCK(found.st_mode)) return false;
-  const Result<UniqueFd> probe = unix_socket();
-  return probe && ::connect(probe->get(), reinterpret_cast<const sockaddr*>(&address), sizeof address) != 0 &&
-         errno == ECONNREFUSED;
 }
 
 std::string status_json(const wire::ConnectionStatus& status) {
@@ -76,7 +68,8 @@ std::string connection_json(const MonitoredConnection& connection) {
     return diagnose_stall(detector.cause(), endpoint.peer_name(), "", connection.lost != nullptr).why;
   };
   return json_object(
-      {json_field("direction", status.sends != 0 ? "send" : "recv"), json_field("device", join_names(endpoint.ports())),
+      {json_field("number", connection.number), json_field("direction", status.sends != 0 ? "send" : "recv"),
+       json_field("device", join_names(endpoint.ports())),
        json_field("path", comm.describe_path(comm.busiest_qp().value_or(0))),
        json_field("peer_host", endpoint.remote().host), json_field("peer_pid", endpoint.remote().pid),
        json_field("qps", endpoint.qps().size()), json_field("lanes", endpoint.lanes()),
@@ -88,26 +81,27 @@ std::string connection_json(const MonitoredConnection& connection) {
 
 }  // namespace
 
-StateSocket::StateSocket(const std::string& path, const std::string& host, UniqueFd listener, ConnectionTable& table)
-    : path_(path), host_(host), listener_(std::move(listener)), table_(table), owner_pid_(::getpid()) {}
+StateSocket::StateSocket(Options options, UniqueFd listener, ConnectionTable& table)
+    : options_(std::move(options)), listener_(std::move(listener)), table_(table), owner_pid_(::getpid()) {}
 
 StateSocket::~StateSocket() {
-  if (owner_pid_ == ::getpid()) ::unlink(path_.c_str());
+  if (bound_ && owner_pid_ == ::getpid()) ::unlink(options_.path.c_str());
 }
 
-Result<std::unique_ptr<StateSocket>> StateSocket::open(const std::string& path, const std::string& host,
-                                                       ConnectionTable& table) {
-  const Result<sockaddr_un> address = unix_address(path);
+Result<std::unique_ptr<StateSocket>> StateSocket::open(Options options, ConnectionTable& table) {
+  const Result<sockaddr_un> address = unix_address(options.path);
   if (!address) return address.error();
   Result<UniqueFd> listener = unix_socket();
   if (!listener) return listener.error();
   // Before bind(), which creates the file with this mode.
   if (::fchmod(listener->get(), S_IRUSR | S_IWUSR) != 0) return system_error("fchmod", errno);
-  if (is_stale_socket(*address)) ::unlink(path.c_str());
-  if (::bind(listener->get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0) {
+  if (is_dead_socket(options.path)) ::unlink(options.path.c_str());
+  // Before bind() too: without memory for it no file may be left.
+  std::unique_ptr<StateSocket> made(new StateSocket(std::move(options), std::move(*listener), table));
+  if (::bind(made->listener_.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0) {
     return system_error("bind", errno);
   }
-  std::unique_ptr<StateSocket> made(new StateSocket(path, host, std::move(*listener), table));
+  made->bound_ = true;
   if (::listen(made->listener_.get(), kBacklog) != 0) return system_error("listen", errno);
   return made;
 }
@@ -123,6 +117,7 @@ void StateSocket::accept() noexcept {
     if (free == replies_.end()) continue;  // closes the reader
     const std::uint64_t now = monotonic_ns();
     *free = {std::move(reader), {}, 0, now + kReaderTimeoutNs};
+    if (!options_.queries_qps) continue;
     const MutexLock lock(table_.mutex);
     for (auto& [fd, connection] : table_.connections) DeviceCalls::request_qp_state(table_, connection, now);
     states_deadline_ns_ = now + MonitoredConnection::kQpStateTimeoutNs;
@@ -130,7 +125,7 @@ void StateSocket::accept() noexcept {
 }
 
 void StateSocket::pause(int why) noexcept {
-  VERBATIM_INFO("the state cannot be read at %s (VERBATIM_STATE_SOCKET) for the moment: %s", path_.c_str(),
+  VERBATIM_INFO("the state cannot be read at %s (%s) for the moment: %s", options_.path.c_str(), options_.setting,
                 std::strerror(why));
   table_.poller.remove(listener_.get());
   resume_ns_ = monotonic_ns() + kPauseNs;
@@ -139,7 +134,7 @@ void StateSocket::pause(int why) noexcept {
 std::uint64_t StateSocket::advance() noexcept {
   const std::uint64_t now = monotonic_ns();
   if (now >= resume_ns_) {  // if epoll has no memory for the listener, another pause passes
-    resume_ns_ = table_.poller.add(listener_.get(), PollSource::kStateSocket) ? kNever : now + kPauseNs;
+    resume_ns_ = table_.poller.add(listener_.get(), PollSource::kStateSocket, options_.id) ? kNever : now + kPauseNs;
   }
   std::uint64_t next = resume_ns_;
   const auto is_new = [](const Reply& reply) { return reply.reader && reply.text.empty(); };
@@ -169,7 +164,7 @@ void StateSocket::write_replies() noexcept try {
 // Whether the QP states of all connections are known or can be awaited no longer.
 bool StateSocket::states_known(std::uint64_t now) {
   const MutexLock lock(table_.mutex);
-  return table_.open_qp_state_requests == 0 || now >= states_deadline_ns_;
+  return !options_.queries_qps || table_.open_qp_state_requests == 0 || now >= states_deadline_ns_;
 }
 
 // False: the reader has not read all and its deadline is not over.
@@ -190,8 +185,10 @@ bool StateSocket::send(Reply& reply, std::uint64_t now) noexcept {
 }
 
 std::string StateSocket::state_json() const {
-  std::string out = "{\"schema\":2," + json_field("host", host_) + "," +
-                    json_field("pid", static_cast<std::uint64_t>(::getpid())) + ",\"connections\":[";
+  std::string out = "{\"schema\":2," + json_field("host", options_.host) + "," +
+                    json_field("pid", static_cast<std::uint64_t>(::getpid())) + "," +
+                    json_field("program", program_invocation_short_name) + "," + json_field("time_ns", monotonic_ns()) +
+                    ",\"connections\":[";
   const char* separator = "\n";
   int last_fd = -1;
   while (true) {

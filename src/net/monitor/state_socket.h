@@ -1,4 +1,5 @@
-// VERBATIM_STATE_SOCKET: a UNIX socket. Each program that connects to it reads the state of all connections as JSON.
+// VERBATIM_STATE_DIR and VERBATIM_STATE_SOCKET: UNIX sockets. Each program that connects to one reads the state of all
+// connections as JSON (plugin/STATE.md).
 #pragma once
 
 #include <sys/types.h>
@@ -17,15 +18,22 @@ namespace verbatim {
 // Owned by the monitor; called by the monitoring thread, without the table's mutex.
 class StateSocket {
  public:
+  struct Options {
+    std::string path;
+    const char* setting = "";  // the variable that it is of
+    bool queries_qps = false;  // asks the devices for the states of the QPs, for each reader
+    std::uint32_t id = 0;      // of PollSource::kStateSocket
+    std::string host = {};
+  };
+
   // Listens at `path`, which only this user may open. The socket of a process that has ended is replaced.
-  static Result<std::unique_ptr<StateSocket>> open(const std::string& path, const std::string& host,
-                                                   ConnectionTable& table);
+  static Result<std::unique_ptr<StateSocket>> open(Options options, ConnectionTable& table);
   // Removes the file.
   ~StateSocket();
   StateSocket(const StateSocket&) = delete;
   StateSocket& operator=(const StateSocket&) = delete;
 
-  // Accepts the readers that have connected, and requests the states of all QPs for them.
+  // Accepts the readers that have connected.
   void accept() noexcept VERBATIM_EXCLUDES(table_.mutex);
   // Sends the replies as far as the readers read them. Returns when it is to be called again at the latest.
   std::uint64_t advance() noexcept VERBATIM_EXCLUDES(table_.mutex);
@@ -38,7 +46,7 @@ class StateSocket {
     std::uint64_t deadline_ns = 0;  // then a reader that does not read is closed
   };
 
-  StateSocket(const std::string& path, const std::string& host, UniqueFd listener, ConnectionTable& table);
+  StateSocket(Options options, UniqueFd listener, ConnectionTable& table);
 
   // While the process has no free descriptors, readers wait in the listen backlog.
   void pause(int why) noexcept;
@@ -47,10 +55,10 @@ class StateSocket {
   static bool send(Reply& reply, std::uint64_t now) noexcept;
   std::string state_json() const VERBATIM_EXCLUDES(table_.mutex);
 
-  const std::string path_;
-  const std::string host_;
+  const Options options_;
   const UniqueFd listener_;
   ConnectionTable& table_;
+  bool bound_ = false;           // the file is this object's
   const pid_t owner_pid_;        // a forked child does not remove the file
   std::uint64_t resume_ns_ = 0;  // kNever: readers are accepted
   std::uint64_t states_deadline_ns_ = 0;
