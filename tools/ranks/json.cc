@@ -37,9 +37,20 @@ void check_writable(const std::string& path) {
   if (!possible) throw Failure("--json " + path + ": cannot be written", ExitStatus::kUsage);
 }
 
+Json with_schema(const Json& json) {
+  if (!json.is_array()) {
+    Json numbered{{"schema", kJsonSchema}};
+    numbered.update(json);
+    return numbered;
+  }
+  Json all = Json::array();
+  for (const Json& entry : json) all.push_back(with_schema(entry));
+  return all;
+}
+
 void write_json(const Json& json, const std::string& path) {
   std::ofstream file(path);
-  file << json.dump(2) << '\n';
+  file << with_schema(json).dump(2) << '\n';
   file.close();
   if (!file) throw Failure("cannot write " + path);
 }

@@ -22,6 +22,7 @@ constexpr const char* kDescription =
     "NICs\n"
     "serve by QP number is a premise, not a result: verbatim-perf qp-order tests it.";
 constexpr unsigned kMaxQps = 128;
+constexpr unsigned kJsonSchema = 1;  // of each row
 constexpr unsigned kMaxQuanta = 4096;
 
 struct Options {
@@ -32,7 +33,8 @@ struct Options {
 };
 
 nlohmann::ordered_json json_of(const Shape& job, const Order& order, const Figures& figures) {
-  return {{"pes", job.pes},
+  return {{"schema", kJsonSchema},
+          {"pes", job.pes},
           {"qps", job.qps},
           {"quanta", job.quanta},
           {"order", order.name},

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "cli/table.h"
+#include "ranks/json.h"
 #include "ranks/scratch_directory.h"
 #include "verbatim-perf/cost/cells.h"
 #include "verbatim-perf/cost/measure.h"
@@ -175,7 +176,7 @@ ranks::ExitStatus run_cost(const CostOptions& options) {
   }
   if (options.json.empty()) return ranks::ExitStatus::kOk;
   std::ofstream file(options.json);
-  file << Json{{"subjects", all}, {"puts", puts}}.dump(1) << '\n';
+  file << Json{{"schema", ranks::kJsonSchema}, {"subjects", all}, {"puts", puts}}.dump(1) << '\n';
   if (!file.flush()) throw ranks::Failure("cannot write " + options.json);
   return ranks::ExitStatus::kOk;
 }

@@ -127,7 +127,7 @@ ranks::ExitStatus run_qp_order(const QpOrderOptions& options) {
   }
   if (!options.json.empty()) {
     std::ofstream file(options.json);
-    file << report.dump(2) << "\n";
+    file << ranks::with_schema(report).dump(2) << "\n";
     if (!file.flush()) throw ranks::Failure(options.json + " cannot be written");
   }
   return ranks::ExitStatus::kOk;
