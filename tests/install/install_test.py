@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `meson install` puts where: install_test.py MESON BUILD_DIR PREFIX BINDIR LIBDIR DATADIR MANDIR.
+"""What `meson install` puts where: install_test.py MESON BUILD_DIR PREFIX BINDIR LIBDIR DATADIR MANDIR [PROGRAM...].
 
 Installs an existing build into a scratch root, as a package is made, without building anything.
 """
@@ -16,7 +16,8 @@ import unittest
 MESON, BUILD, PREFIX, BIN, LIB, DATA, MAN = sys.argv[1:8]
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 PRIVATE = f"{LIB}/verbatim"
-PROGRAMS = ["softverbs", "softverbs-bench"] + [f"verbatim-{name}" for name in ("eplb", "info", "kv", "model", "perf")]
+TOOLS = [f"verbatim-{name}" for name in ("eplb", "info", "kv", "model", "perf", "top")]
+PROGRAMS = ["softverbs", "softverbs-bench"] + sorted(TOOLS + sys.argv[8:])  # those that are built only where it is possible
 # A program that loads one of these by its name must get the system's.
 SHADOWING = re.compile(r"^lib(ibverbs|mlx5|rdmacm|nccl|cuda)\.so")
 # The subcommands of programs, each with the program that prints its help.
@@ -94,7 +95,7 @@ class Installed(unittest.TestCase):
 
     def test_LicenceAndManuals_AreInDatadir(self):
         files = self.below(f"{DATA}/doc/verbatim")
-        for name in ("LICENSE", "CHANGELOG.md", "plugin/README.md", "tools/verbatim-perf/README.md"):
+        for name in ("LICENSE", "CHANGELOG.md", "plugin/README.md", "plugin/STATE.md", "tools/verbatim-perf/README.md"):
             self.assertIn(name, files)
         for part in ("examples", "plugin", "src", "tests", "tools"):
             own = {f"{part}/{path.relative_to(SOURCE / part)}" for path in (SOURCE / part).rglob("README.md")}

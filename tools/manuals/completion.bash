@@ -57,4 +57,4 @@ _verbatim_complete() {
   fi
 }
 
-complete -o filenames -F _verbatim_complete softverbs softverbs-bench verbatim-{eplb,info,kv,model,perf}
+complete -o filenames -F _verbatim_complete softverbs softverbs-bench verbatim-{eplb,exporter,info,kv,model,perf,top}

@@ -40,3 +40,7 @@ def run_verbatim_model():
 
 def run_verbatim_perf():
     _run("verbatim-perf")
+
+
+def run_verbatim_top():
+    _run("verbatim-top")

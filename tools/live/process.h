@@ -1,0 +1,64 @@
+// The processes of this host that use Verbatim, as their state sockets describe them (plugin/STATE.md).
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace verbatim::live {
+
+struct Connection {
+  std::uint64_t number = 0;  // unique within its process
+  bool sends = false;
+  std::string device;  // "mlx5_0:1+mlx5_1:1"
+  std::string peer_host;
+  std::int64_t peer_pid = 0;
+  std::string state;           // "open", "failed", ...
+  std::string error;           // empty: it has not failed
+  std::string stall_cause;     // empty: the process has reported no stall
+  std::uint32_t messages = 0;  // so far, modulo 2^32
+  std::uint64_t bytes = 0;     // so far
+  std::uint64_t outstanding = 0;
+  std::uint64_t flushes = 0;
+  std::uint64_t lanes = 0;
+  std::uint64_t lanes_down = 0;
+  std::uint64_t no_progress_ms = 0;
+  bool send_refused = false;
+  bool cts_ready = false;
+};
+
+struct Process {
+  std::string name;  // of its socket, "1234-0a1b2c3d": unique on this host
+  uid_t user = 0;
+  std::string host;
+  std::int64_t pid = 0;  // as the process itself sees it
+  std::string program;
+  std::uint64_t time_ns = 0;  // of the process's clock, when it wrote its state
+  std::vector<Connection> connections;
+};
+
+// A socket whose process runs and could not be read, or a directory that is not used.
+struct Problem {
+  std::string path;
+  std::string why;
+};
+
+struct Listing {
+  std::vector<Process> processes;  // sorted by name
+  std::vector<Problem> problems;
+};
+
+// The directories where processes are found: of this user; of every user if this one is root. VERBATIM_STATE_DIR is
+// used if it is set. Throws std::runtime_error if it says that there is none.
+std::vector<std::string> default_directories();
+
+// Reads the state of every process that has a socket in one of the directories. Sockets of processes that have ended
+// are removed if they are this user's. All processes together take no longer than `timeout_ms`.
+Listing read_processes(const std::vector<std::string>& directories, int timeout_ms);
+
+// The process that writes this state. Throws std::exception when it is no state that this program knows.
+Process parse_process(const std::string& text);
+
+}  // namespace verbatim::live

@@ -1,0 +1,184 @@
+#include "live/rates.h"
+
+#include <algorithm>
+#include <charconv>
+#include <set>
+#include <utility>
+
+#include "base/clock.h"
+#include "verbs/port_history.h"
+
+namespace verbatim::live {
+namespace {
+
+// Counters of packets that were sent again, or asked for again.
+constexpr const char* kRetryCounters[] = {"local_ack_timeout_err", "out_of_sequence",     "packet_seq_err",
+                                          "rnr_nak_retry_err",     "implied_nak_seq_err", "roce_adp_retrans",
+                                          "roce_slow_restart",     "retry_exceeded_err",  "sent_pkts_retry"};
+
+// A process waits when one of its connections has not moved for this long.
+constexpr std::uint64_t kWaitMs = 2000;
+
+using ProcessKey = std::pair<std::string, std::int64_t>;  // host, pid
+using Graph = std::map<ProcessKey, std::set<ProcessKey>>;
+
+double seconds_between(std::uint64_t before_ns, std::uint64_t now_ns) {
+  return static_cast<double>(now_ns - before_ns) / static_cast<double>(kNanosecondsPerSecond);
+}
+
+std::set<ProcessKey> waiting_for(const ProcessKey& process, const Graph& waiters) {
+  std::set<ProcessKey> found;
+  std::vector<ProcessKey> open{process};
+  while (!open.empty()) {
+    const ProcessKey next = open.back();
+    open.pop_back();
+    const auto direct = waiters.find(next);
+    if (direct == waiters.end()) continue;
+    for (const ProcessKey& waiter : direct->second) {
+      if (found.insert(waiter).second) open.push_back(waiter);
+    }
+  }
+  found.erase(process);
+  return found;
+}
+
+double retries_of(const Connection& connection, const std::vector<PortView>& ports) {
+  double sum = 0;
+  for (const std::string& name : split_ports(connection.device)) {
+    const auto port = std::find_if(ports.begin(), ports.end(), [&](const PortView& view) { return view.port == name; });
+    if (port == ports.end()) continue;
+    for (const char* counter : kRetryCounters) {
+      if (const auto growth = port->growth_s.find(counter); growth != port->growth_s.end()) sum += growth->second;
+    }
+  }
+  return sum;
+}
+
+std::optional<std::uint8_t> port_number(const std::string& port) {
+  const std::size_t colon = port.rfind(':');
+  std::uint8_t number = 0;
+  if (colon == std::string::npos || port.find('/') != std::string::npos) return std::nullopt;
+  const auto [end, error] = std::from_chars(port.data() + colon + 1, port.data() + port.size(), number);
+  return error == std::errc() && end == port.data() + port.size() ? std::optional(number) : std::nullopt;
+}
+
+}  // namespace
+
+const char* name_of(WaitsFor waits) {
+  constexpr const char* kNames[] = {"nothing", "peer", "network", "device"};
+  return kNames[static_cast<std::size_t>(waits)];
+}
+
+WaitsFor find_wait(const Connection& connection) {
+  if (connection.flushes != 0) return WaitsFor::kDevice;
+  if (connection.outstanding != 0) return connection.sends ? WaitsFor::kNetwork : WaitsFor::kPeer;
+  return connection.send_refused ? WaitsFor::kPeer : WaitsFor::kNothing;
+}
+
+std::vector<std::string> split_ports(const std::string& device) {
+  std::vector<std::string> ports;
+  for (std::size_t begin = 0; begin < device.size();) {
+    const std::size_t end = std::min(device.find('+', begin), device.size());
+    ports.push_back(device.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return ports;
+}
+
+std::vector<Culprit> find_culprits(const std::vector<ProcessView>& processes) {
+  Graph waiters;  // by whom they wait for
+  std::set<ProcessKey> waiting;
+  for (const ProcessView& process : processes) {
+    const ProcessKey own{process.now.host, process.now.pid};
+    for (const ConnectionView& connection : process.connections) {
+      if (connection.waits != WaitsFor::kPeer || connection.now.no_progress_ms < kWaitMs) continue;
+      const ProcessKey peer{connection.now.peer_host, connection.now.peer_pid};
+      if (peer == own) continue;
+      waiters[peer].insert(own);
+      waiting.insert(own);
+    }
+  }
+  std::vector<Culprit> culprits;
+  for (const auto& [process, direct] : waiters) {
+    if (waiting.contains(process)) continue;
+    culprits.push_back({process.first, process.second, waiting_for(process, waiters).size()});
+  }
+  std::stable_sort(culprits.begin(), culprits.end(),
+                   [](const Culprit& a, const Culprit& b) { return a.waiting > b.waiting; });
+  return culprits;
+}
+
+std::vector<PortView> Sampler::sample_ports(const std::vector<Process>& processes) {
+  std::set<std::string> names;
+  for (const Process& process : processes) {
+    for (const Connection& connection : process.connections)
+      names.merge([&] {
+        const std::vector<std::string> ports = split_ports(connection.device);
+        return std::set<std::string>(ports.begin(), ports.end());
+      }());
+  }
+  const std::uint64_t now = monotonic_ns();
+  const double seconds = seconds_between(counters_ns_, now);
+  std::vector<PortView> ports;
+  std::map<std::string, Counters> before = std::exchange(counters_before_, {});
+  for (const std::string& name : names) {
+    const std::optional<std::uint8_t> number = port_number(name);
+    if (!number) continue;
+    PortView view{name, read_port_counters(options_.sysfs + "/" + name.substr(0, name.rfind(':')), *number), {}};
+    if (const auto earlier = before.find(name); earlier != before.end()) {
+      for (const auto& [counter, value] : view.counters) {
+        const auto was = earlier->second.find(counter);
+        if (was == earlier->second.end() || value <= was->second) continue;
+        view.growth_s[counter] = static_cast<double>(value - was->second) / seconds;
+      }
+    }
+    counters_before_[name] = view.counters;
+    ports.push_back(std::move(view));
+  }
+  counters_ns_ = now;
+  return ports;
+}
+
+View Sampler::sample() {
+  Listing listing =
+      read_processes(options_.directories.empty() ? default_directories() : options_.directories, options_.timeout_ms);
+  View view;
+  view.problems = std::move(listing.problems);
+  view.ports = sample_ports(listing.processes);
+  std::map<std::string, Before> all_before = std::exchange(before_, {});
+  for (Process& process : listing.processes) {
+    const auto found = all_before.find(process.name);
+    const Before* const before = found != all_before.end() ? &found->second : nullptr;
+    Before& next = before_[process.name];
+    next.time_ns = process.time_ns;
+    ProcessView shown;
+    for (Connection& connection : process.connections) {
+      ConnectionView one{.now = connection, .waits = find_wait(connection)};
+      if (before != nullptr && process.time_ns > before->time_ns) {
+        // A connection that is new has begun with 0.
+        const auto was = before->connections.find(connection.number);
+        const Connection earlier = was != before->connections.end() ? was->second : Connection{};
+        const double seconds = seconds_between(before->time_ns, process.time_ns);
+        // The process looks for progress about once a second.
+        if (connection.bytes != earlier.bytes || connection.messages != earlier.messages) one.now.no_progress_ms = 0;
+        const std::uint64_t bytes = connection.bytes >= earlier.bytes ? connection.bytes - earlier.bytes : 0;
+        one.rates = Rates{static_cast<double>(bytes) / seconds,
+                          static_cast<double>(connection.messages - earlier.messages) / seconds,
+                          retries_of(connection, view.ports)};
+        Rates& sum = connection.sends ? shown.sent : shown.received;
+        sum.bytes_s += one.rates->bytes_s;
+        sum.messages_s += one.rates->messages_s;
+      }
+      one.stalled = !connection.stall_cause.empty() || one.now.no_progress_ms >= options_.stall_ms;
+      next.connections.emplace(connection.number, std::move(connection));
+      shown.connections.push_back(std::move(one));
+    }
+    process.connections.clear();
+    shown.now = std::move(process);
+    view.processes.push_back(std::move(shown));
+  }
+  view.culprits = find_culprits(view.processes);
+  return view;
+}
+
+}  // namespace verbatim::live

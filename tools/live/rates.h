@@ -1,0 +1,96 @@
+// What happens on this host: the processes with rates between two samples, whom they wait for, and the kernel's
+// counters of the ports that they use.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "live/process.h"
+
+namespace verbatim::live {
+
+struct Rates {
+  double bytes_s = 0;
+  double messages_s = 0;
+  double retries_s = 0;  // of the connection's ports: the kernel does not count them by connection
+};
+
+// What an operation that is outstanding waits for.
+enum class WaitsFor : std::uint8_t { kNothing, kPeer, kNetwork, kDevice };
+const char* name_of(WaitsFor waits);
+WaitsFor find_wait(const Connection& connection);
+
+struct ConnectionView {
+  Connection now;
+  std::optional<Rates> rates = {};  // nullopt: the first sample
+  WaitsFor waits = WaitsFor::kNothing;
+  bool stalled = false;
+};
+
+struct ProcessView {
+  Process now;  // without its connections
+  std::vector<ConnectionView> connections;
+  Rates sent, received;  // sums
+};
+
+// A process that others wait for, directly or through others, and that itself waits for no process.
+struct Culprit {
+  std::string host;
+  std::int64_t pid = 0;
+  std::size_t waiting = 0;  // processes
+};
+
+struct PortView {
+  std::string port;                               // "mlx5_0:1"
+  std::map<std::string, std::uint64_t> counters;  // without those that only count traffic
+  std::map<std::string, double> growth_s;         // of those that grow
+};
+
+struct View {
+  std::vector<ProcessView> processes;
+  std::vector<PortView> ports;
+  std::vector<Culprit> culprits;
+  std::vector<Problem> problems;
+};
+
+// Whether the process is late, because nothing has moved for so long although something is outstanding.
+constexpr std::uint64_t kDefaultStallMs = 5000;
+
+// Takes samples, and remembers the one before.
+class Sampler {
+ public:
+  struct Options {
+    std::vector<std::string> directories;  // empty: default_directories()
+    int timeout_ms = 2000;
+    std::uint64_t stall_ms = kDefaultStallMs;
+    std::string sysfs = "/sys/class/infiniband";
+  };
+  explicit Sampler(Options options) : options_(std::move(options)) {}
+
+  View sample();
+
+ private:
+  struct Before {
+    std::uint64_t time_ns = 0;
+    std::map<std::uint64_t, Connection> connections;  // by number
+  };
+  using Counters = std::map<std::string, std::uint64_t>;
+
+  std::vector<PortView> sample_ports(const std::vector<Process>& processes);
+
+  const Options options_;
+  std::map<std::string, Before> before_;  // by name of the process
+  std::map<std::string, Counters> counters_before_;
+  std::uint64_t counters_ns_ = 0;
+};
+
+// The ports of "mlx5_0:1+mlx5_1:1".
+std::vector<std::string> split_ports(const std::string& device);
+
+// The longest chains of processes that wait for each other end at these, those first for which most wait.
+std::vector<Culprit> find_culprits(const std::vector<ProcessView>& processes);
+
+}  // namespace verbatim::live

@@ -1,0 +1,162 @@
+#include "verbatim-exporter/metrics.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace verbatim::exporter {
+namespace {
+
+using prometheus::ClientMetric;
+using prometheus::MetricFamily;
+using prometheus::MetricType;
+using Labels = std::vector<std::pair<std::string, std::string>>;
+
+// Device sets of a process that have series of their own; the others are summed as "other".
+constexpr std::size_t kMaxDeviceSets = 32;
+constexpr std::size_t kMaxLabelBytes = 64;
+
+// Text of another process: short, and printable ASCII.
+std::string label_text(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  return text.substr(0, kMaxLabelBytes);
+}
+
+class Families {
+ public:
+  void add(const char* name, MetricType type, const char* help, const Labels& labels, double value) {
+    const auto [found, is_new] = index_.try_emplace(name, all_.size());
+    if (is_new) all_.push_back({name, help, type, {}});
+    ClientMetric metric;
+    for (const auto& [label, text] : labels) metric.label.push_back({label, text});
+    if (type == MetricType::Counter) {
+      metric.counter.value = value;
+    } else {
+      metric.gauge.value = value;
+    }
+    all_[found->second].metric.push_back(std::move(metric));
+  }
+  void gauge(const char* name, const char* help, const Labels& labels, double value) {
+    add(name, MetricType::Gauge, help, labels, value);
+  }
+  void gauge(const char* name, const char* help, const Labels& labels, std::uint64_t value) {
+    gauge(name, help, labels, static_cast<double>(value));
+  }
+  void counter(const char* name, const char* help, const Labels& labels, std::uint64_t value) {
+    add(name, MetricType::Counter, help, labels, static_cast<double>(value));
+  }
+  std::vector<MetricFamily> take() { return std::move(all_); }
+
+ private:
+  std::map<std::string, std::size_t> index_;
+  std::vector<MetricFamily> all_;
+};
+
+// The state of the connections of a series.
+struct Sums {
+  std::uint64_t connections = 0, outstanding = 0, lanes = 0, lanes_down = 0, stalled = 0, failed = 0, waiting = 0;
+  std::uint64_t no_progress_ms = 0;
+
+  void add(const live::ConnectionView& connection) {
+    const live::Connection& now = connection.now;
+    ++connections;
+    outstanding += now.outstanding;
+    lanes += now.lanes;
+    lanes_down += now.lanes_down;
+    if (connection.stalled) ++stalled;
+    if (now.state == "failed") ++failed;
+    if (connection.waits == live::WaitsFor::kPeer) ++waiting;
+    no_progress_ms = std::max(no_progress_ms, now.no_progress_ms);
+  }
+};
+
+template <typename Key, typename Value>
+Value& series_of(std::map<Key, Value>& all, const std::string& device, bool sends) {
+  const Key key{label_text(device), sends};
+  const bool own = all.contains(key) || all.size() < kMaxDeviceSets;
+  return own ? all[key] : all[Key{"other", sends}];
+}
+
+void add_sums(Families& families, const Labels& labels, const Sums& sums) {
+  families.gauge("verbatim_connections", "Connections.", labels, sums.connections);
+  families.gauge("verbatim_outstanding", "Work requests not completed, or receives that have not arrived.", labels,
+                 sums.outstanding);
+  families.gauge("verbatim_lanes", "Lanes of the connections.", labels, sums.lanes);
+  families.gauge("verbatim_lanes_down", "Lanes that do not work.", labels, sums.lanes_down);
+  families.gauge("verbatim_connections_stalled", "Connections without progress although something is outstanding.",
+                 labels, sums.stalled);
+  families.gauge("verbatim_connections_failed", "Connections that have failed.", labels, sums.failed);
+  families.gauge("verbatim_connections_waiting_for_peer", "Connections that wait for the application of the peer.",
+                 labels, sums.waiting);
+  families.gauge("verbatim_no_progress_seconds", "The longest time without progress of a connection.", labels,
+                 static_cast<double>(sums.no_progress_ms) / 1000);
+}
+
+}  // namespace
+
+void Metrics::count(Known& known, const live::ProcessView& process) const {
+  std::map<std::uint64_t, Carried> now;
+  for (const live::ConnectionView& view : process.connections) {
+    const live::Connection& connection = view.now;
+    const auto found = known.connections.find(connection.number);
+    const Carried before = found != known.connections.end() ? found->second : Carried{};
+    Totals& totals = series_of(known.totals, connection.device, connection.sends);
+    totals.bytes += connection.bytes - std::min(before.bytes, connection.bytes);
+    totals.messages += connection.messages - before.messages;  // modulo 2^32
+    now[connection.number] = {connection.bytes, connection.messages};
+  }
+  known.connections = std::move(now);
+}
+
+std::vector<MetricFamily> Metrics::Collect() const {
+  const MutexLock lock(mutex_);
+  live::View view;
+  Families families;
+  try {
+    view = sampler_.sample();
+  } catch (const std::exception&) {  // the directory has gone: no process is found
+    families.gauge("verbatim_up", "1: the processes can be listed.", {}, std::uint64_t{0});
+    return families.take();
+  }
+  families.gauge("verbatim_up", "1: the processes can be listed.", {}, std::uint64_t{1});
+  families.gauge("verbatim_processes", "Processes that use Verbatim.", {}, view.processes.size());
+  const std::size_t shown = std::min(view.processes.size(), max_processes_);
+  families.gauge("verbatim_processes_not_shown", "Processes without series, because there are too many.", {},
+                 view.processes.size() - shown);
+  families.gauge("verbatim_unreadable", "State sockets that cannot be read, and directories that are not used.", {},
+                 view.problems.size());
+  view.processes.resize(shown);
+  std::map<std::string, Known> known = std::exchange(known_, {});
+  for (const live::ProcessView& process : view.processes) {
+    Known& own = known_[process.now.name] = std::move(known[process.now.name]);
+    count(own, process);
+    std::map<SeriesKey, Sums> sums;
+    for (const live::ConnectionView& connection : process.connections) {
+      series_of(sums, connection.now.device, connection.now.sends).add(connection);
+    }
+    const auto labels = [&](const SeriesKey& series) {
+      return Labels{{"process", process.now.name},
+                    {"user", std::to_string(process.now.user)},
+                    {"program", label_text(process.now.program)},
+                    {"device", series.first},
+                    {"direction", series.second ? "send" : "recv"}};
+    };
+    for (const auto& [series, sum] : sums) add_sums(families, labels(series), sum);
+    for (const auto& [series, totals] : own.totals) {
+      families.counter("verbatim_bytes_total", "Bytes of messages that were sent or received.", labels(series),
+                       totals.bytes);
+      families.counter("verbatim_messages_total", "Messages that were sent, or receives that were posted.",
+                       labels(series), totals.messages);
+    }
+  }
+  for (const live::PortView& port : view.ports) {
+    for (const auto& [counter, value] : port.counters) {
+      families.counter("verbatim_port_counter_total",
+                       "The kernel's counters of the ports that the processes use, without those of traffic.",
+                       {{"port", label_text(port.port)}, {"counter", label_text(counter)}}, value);
+    }
+  }
+  return families.take();
+}
+
+}  // namespace verbatim::exporter

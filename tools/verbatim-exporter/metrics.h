@@ -1,0 +1,53 @@
+// The metrics of the processes of this host; plugin/STATE.md explains each.
+#pragma once
+
+#include <prometheus/collectable.h>
+#include <prometheus/metric_family.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "base/mutex.h"
+#include "live/rates.h"
+
+namespace verbatim::exporter {
+
+// Each call of Collect takes a sample. Series are of a process, its devices and a direction, not of connections, so
+// that their number is limited; those of a process that has ended are not in the next sample.
+class Metrics final : public prometheus::Collectable {
+ public:
+  // Of more processes only the first by name are shown, and the number of the others.
+  Metrics(live::Sampler::Options options, std::size_t max_processes)
+      : max_processes_(max_processes), sampler_(std::move(options)) {}
+
+  std::vector<prometheus::MetricFamily> Collect() const override VERBATIM_EXCLUDES(mutex_);
+
+ private:
+  // Sums since the exporter has first seen the process: they do not fall when a connection is closed.
+  struct Totals {
+    std::uint64_t bytes = 0;
+    std::uint64_t messages = 0;
+  };
+  struct Carried {
+    std::uint64_t bytes = 0;
+    std::uint32_t messages = 0;
+  };
+  using SeriesKey = std::pair<std::string, bool>;  // device, sends
+  struct Known {
+    std::map<std::uint64_t, Carried> connections;  // by number
+    std::map<SeriesKey, Totals> totals;
+  };
+
+  void count(Known& known, const live::ProcessView& process) const VERBATIM_REQUIRES(mutex_);
+
+  const std::size_t max_processes_;
+  mutable Mutex mutex_;
+  mutable live::Sampler sampler_ VERBATIM_GUARDED_BY(mutex_);
+  mutable std::map<std::string, Known> known_ VERBATIM_GUARDED_BY(mutex_);  // by name of the process
+};
+
+}  // namespace verbatim::exporter

@@ -1,0 +1,251 @@
+#include "verbatim-top/render.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+namespace verbatim::top {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using Style = Line::Style;
+using live::ConnectionView;
+using live::ProcessView;
+
+// Names of hosts and programs come from other processes, and go to a terminal.
+std::string printable(std::string text) {
+  std::replace_if(
+      text.begin(), text.end(), [](char c) { return c < ' ' || c > '~'; }, '?');
+  return text;
+}
+
+// "1.23 G"
+std::string short_number(double value) {
+  constexpr const char* kUnits[] = {"", " k", " M", " G", " T", " P"};
+  std::size_t unit = 0;
+  for (; value >= 1000 && unit + 1 < std::size(kUnits); ++unit) value /= 1000;
+  char text[32];
+  std::snprintf(text, sizeof text,
+                unit == 0 && value == static_cast<double>(static_cast<int>(value)) ? "%.0f%s" : "%.3g%s", value,
+                kUnits[unit]);
+  return text;
+}
+
+std::string count(std::size_t number, const char* what) {
+  return std::to_string(number) + " " + what + (number == 1 ? "" : std::string(what).ends_with("s") ? "es" : "s");
+}
+
+std::string padded(const std::string& text, std::size_t width, bool right = false) {
+  const std::string space(text.size() < width ? width - text.size() : 0, ' ');
+  return (right ? space + text : text + space) + " ";
+}
+
+// The larger, the further up. Negative: no sum, but an order.
+double weight(const ConnectionView& connection, Sort sort) {
+  const live::Rates rates = connection.rates.value_or(live::Rates{});
+  switch (sort) {
+    case Sort::kBytes:
+      return rates.bytes_s;
+    case Sort::kMessages:
+      return rates.messages_s;
+    case Sort::kOutstanding:
+      return static_cast<double>(connection.now.outstanding);
+    case Sort::kWaiting:
+      return static_cast<double>(connection.now.no_progress_ms);
+    case Sort::kPid:
+      break;
+  }
+  return -static_cast<double>(connection.now.number);
+}
+
+double weight(const ProcessView& process, Sort sort) {
+  if (sort == Sort::kPid) return -static_cast<double>(process.now.pid);
+  double sum = 0;
+  for (const ConnectionView& connection : process.connections) {
+    const double own = weight(connection, sort);
+    sum = sort == Sort::kWaiting ? std::max(sum, own) : sum + own;
+  }
+  return sum;
+}
+
+std::string waits_text(const ConnectionView& connection) {
+  const live::Connection& now = connection.now;
+  if (!now.error.empty()) return now.error;
+  if (!now.stall_cause.empty()) return now.stall_cause;
+  std::string text;
+  if (connection.waits == live::WaitsFor::kPeer) {
+    text = "peer " + now.peer_host + ":" + std::to_string(now.peer_pid);
+  } else if (connection.waits != live::WaitsFor::kNothing) {
+    text = live::name_of(connection.waits);
+  }
+  if (now.no_progress_ms < 1000 || text.empty()) return text;
+  return text + " for " + std::to_string(now.no_progress_ms / 1000) + " s";
+}
+
+std::string columns(const std::string& pid, const std::string& what, const std::string& peer, const std::string& device,
+                    const std::string& bytes, const std::string& messages, const std::string& outstanding,
+                    const std::string& lanes, const std::string& retries, const std::string& rest) {
+  return padded(pid, 8, true) + padded(what, 15) + padded(peer, 24) + padded(device, 16) + padded(bytes, 8, true) +
+         padded(messages, 8, true) + padded(outstanding, 5, true) + padded(lanes, 5, true) + padded(retries, 7, true) +
+         rest;
+}
+
+Line connection_line(const ConnectionView& connection) {
+  const live::Connection& now = connection.now;
+  const auto rate = [&](double live::Rates::*member) {
+    return connection.rates ? short_number((*connection.rates).*member) : "-";
+  };
+  std::string lanes = std::to_string(now.lanes);
+  if (now.lanes_down != 0) lanes = std::to_string(now.lanes - std::min(now.lanes, now.lanes_down)) + "/" + lanes;
+  std::string rest = waits_text(connection);
+  if (now.state != "open") rest = now.state + (rest.empty() ? "" : ": " + rest);
+  const bool alarm = connection.stalled || now.state == "failed" || now.lanes_down != 0;
+  return {printable(columns("", now.sends ? "  sends to" : "  receives from",
+                            now.peer_host + ":" + std::to_string(now.peer_pid), now.device, rate(&live::Rates::bytes_s),
+                            rate(&live::Rates::messages_s), std::to_string(now.outstanding), lanes,
+                            rate(&live::Rates::retries_s), rest)),
+          alarm ? Style::kAlarm : Style::kPlain};
+}
+
+Line process_line(const ProcessView& process) {
+  std::size_t stalled = 0;
+  std::uint64_t outstanding = 0;
+  for (const ConnectionView& connection : process.connections) {
+    if (connection.stalled) ++stalled;
+    outstanding += connection.now.outstanding;
+  }
+  std::string rest = "sends " + short_number(process.sent.bytes_s) + "B/s " + short_number(process.sent.messages_s) +
+                     " msg/s, receives " + short_number(process.received.bytes_s) + "B/s " +
+                     short_number(process.received.messages_s) + " msg/s, " +
+                     count(process.connections.size(), "connection") + ", " + std::to_string(outstanding) +
+                     " outstanding";
+  if (stalled != 0) rest += ", " + std::to_string(stalled) + " stalled";
+  return {printable(padded(std::to_string(process.now.pid), 8, true) + padded(process.now.program, 15) + rest),
+          stalled != 0 ? Style::kAlarm : Style::kPlain};
+}
+
+// Counters that are not 0.
+void add_ports(const live::View& view, std::vector<Line>& lines) {
+  for (const live::PortView& port : view.ports) {
+    std::string text;
+    for (const auto& [name, value] : port.counters) {
+      if (value == 0) continue;
+      text += (text.empty() ? "" : ", ") + name + " " + std::to_string(value);
+      if (const auto growth = port.growth_s.find(name); growth != port.growth_s.end()) {
+        text += " (+" + short_number(growth->second) + "/s)";
+      }
+    }
+    if (text.empty()) continue;
+    lines.push_back(
+        {printable("port " + port.port + ": " + text), port.growth_s.empty() ? Style::kPlain : Style::kAlarm});
+  }
+}
+
+Json rates_json(const live::Rates& rates) {
+  return {{"bytes_s", rates.bytes_s}, {"messages_s", rates.messages_s}};
+}
+
+Json text_or_null(const std::string& text) {
+  return text.empty() ? Json(nullptr) : Json(text);
+}
+
+Json connection_json(const ConnectionView& connection) {
+  const live::Connection& now = connection.now;
+  const auto rate = [&](double live::Rates::*member) {
+    return connection.rates ? Json((*connection.rates).*member) : Json(nullptr);
+  };
+  return {{"number", now.number},
+          {"direction", now.sends ? "send" : "recv"},
+          {"device", now.device},
+          {"peer_host", now.peer_host},
+          {"peer_pid", now.peer_pid},
+          {"state", now.state},
+          {"error", text_or_null(now.error)},
+          {"bytes", now.bytes},
+          {"messages", now.messages},
+          {"bytes_s", rate(&live::Rates::bytes_s)},
+          {"messages_s", rate(&live::Rates::messages_s)},
+          {"retries_s", rate(&live::Rates::retries_s)},
+          {"outstanding", now.outstanding},
+          {"lanes", now.lanes},
+          {"lanes_down", now.lanes_down},
+          {"waits_for", live::name_of(connection.waits)},
+          {"no_progress_ms", now.no_progress_ms},
+          {"stalled", connection.stalled},
+          {"stall_cause", text_or_null(now.stall_cause)}};
+}
+
+}  // namespace
+
+void sort_view(live::View& view, Sort sort) {
+  const auto before = [&](const auto& a, const auto& b) { return weight(a, sort) > weight(b, sort); };
+  std::stable_sort(view.processes.begin(), view.processes.end(), before);
+  for (ProcessView& process : view.processes) {
+    std::stable_sort(process.connections.begin(), process.connections.end(), before);
+  }
+}
+
+std::vector<Line> to_lines(const live::View& view, bool connections) {
+  std::size_t all = 0;
+  live::Rates sent;
+  live::Rates received;
+  for (const ProcessView& process : view.processes) {
+    all += process.connections.size();
+    sent.bytes_s += process.sent.bytes_s;
+    received.bytes_s += process.received.bytes_s;
+  }
+  std::vector<Line> lines{{count(view.processes.size(), "process") + ", " + count(all, "connection") + ", sent " +
+                               short_number(sent.bytes_s) + "B/s, received " + short_number(received.bytes_s) + "B/s",
+                           Style::kPlain}};
+  for (const live::Problem& problem : view.problems) {
+    lines.push_back({printable("not shown: " + problem.path + ": " + problem.why), Style::kAlarm});
+  }
+  for (const live::Culprit& culprit : view.culprits) {
+    lines.push_back(
+        {printable("look first at process " + std::to_string(culprit.pid) + " on " + culprit.host + ": " +
+                   count(culprit.waiting, "process") + (culprit.waiting == 1 ? " waits" : " wait") + " for it"),
+         Style::kAlarm});
+  }
+  add_ports(view, lines);
+  lines.push_back({columns("PID", "PROGRAM", "PEER", "DEVICE", "B/s", "MSG/s", "OUT", "LANES", "RETRY/s", "WAITS FOR"),
+                   Style::kHead});
+  for (const ProcessView& process : view.processes) {
+    lines.push_back(process_line(process));
+    if (!connections) continue;
+    for (const ConnectionView& connection : process.connections) lines.push_back(connection_line(connection));
+  }
+  return lines;
+}
+
+Json to_json(const live::View& view) {
+  Json json{{"schema", 1},
+            {"processes", Json::array()},
+            {"ports", Json::array()},
+            {"look_first_at", Json::array()},
+            {"problems", Json::array()}};
+  for (const ProcessView& process : view.processes) {
+    Json connections = Json::array();
+    for (const ConnectionView& connection : process.connections) connections.push_back(connection_json(connection));
+    json["processes"].push_back({{"process", process.now.name},
+                                 {"user", process.now.user},
+                                 {"host", process.now.host},
+                                 {"pid", process.now.pid},
+                                 {"program", process.now.program},
+                                 {"sent", rates_json(process.sent)},
+                                 {"received", rates_json(process.received)},
+                                 {"connections", std::move(connections)}});
+  }
+  for (const live::PortView& port : view.ports) {
+    json["ports"].push_back({{"port", port.port}, {"counters", port.counters}, {"growth_s", port.growth_s}});
+  }
+  for (const live::Culprit& culprit : view.culprits) {
+    json["look_first_at"].push_back({{"host", culprit.host}, {"pid", culprit.pid}, {"waiting", culprit.waiting}});
+  }
+  for (const live::Problem& problem : view.problems) {
+    json["problems"].push_back({{"path", problem.path}, {"why", problem.why}});
+  }
+  return json;
+}
+
+}  // namespace verbatim::top
