@@ -109,7 +109,8 @@ void remove_dead_sockets(const std::string& directory) {
     // A process of another PID namespace is not found by its ID: then only the socket shows whether it runs.
     const bool no_such_process = ::kill(static_cast<pid_t>(std::atol(name.c_str())), 0) != 0 && errno == ESRCH;
     if (!no_such_process) continue;
-    const std::string path = directory + "/" + name;
+    std::string path = directory;
+    path.append("/").append(name);
     if (!is_younger(path, kMinAgeS) && is_dead_socket(path)) ::unlink(path.c_str());
   }
 }
