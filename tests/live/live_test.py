@@ -239,7 +239,7 @@ class Top(Live):
         for directory, arguments, reason in ((self.directory, [], "there is no terminal"), ("none", ["--once"], "VERBATIM_STATE_DIR is none")):
             done = subprocess.run([OPTIONS.top, *arguments], env=environment(directory), stdin=subprocess.DEVNULL,
                                   capture_output=True, text=True, timeout=TIMEOUT_S)
-            self.assertEqual(done.returncode, 1)
+            self.assertEqual(done.returncode, 3)
             self.assertIn(reason, done.stderr)
 
 
@@ -327,7 +327,7 @@ class Exporter(Live):
             address = f"127.0.0.1:{taken.getsockname()[1]}"
             done = subprocess.run([OPTIONS.exporter, "--listen", address], env=environment(self.directory), capture_output=True,
                                   text=True, timeout=TIMEOUT_S)
-        self.assertEqual(done.returncode, 1)
+        self.assertEqual(done.returncode, 3)
         self.assertIn(f"listening at {address}", done.stderr)
 
 

@@ -10,7 +10,7 @@
 #include <memory>
 #include <string>
 
-#include "base/version.h"
+#include "cli/command_line.h"
 #include "verbatim-exporter/metrics.h"
 
 namespace {
@@ -21,8 +21,6 @@ constexpr const char* kDescription =
     "Serves metrics of the processes of this host that use Verbatim, for Prometheus, over HTTP. Root sees the "
     "processes\n"
     "of all users, another user those of its own. It runs until it gets SIGINT or SIGTERM.";
-constexpr const char* kExitStatus =
-    "Exit status: 0; 1 when it cannot listen at the address; other for wrong arguments.";
 constexpr std::size_t kDefaultMaxProcesses = 256;
 
 // Before any thread is made: all threads inherit the mask, and only wait_for_end() gets the signals.
@@ -40,40 +38,46 @@ void wait_for_end(const sigset_t& signals) {
   while (sigwait(&signals, &signal) != 0) continue;
 }
 
-}  // namespace
-
-int main(int argc, char** argv) {
+struct Options {
   live::Sampler::Options sampler;
   std::string listen = "127.0.0.1:9477";
   std::size_t max_processes = kDefaultMaxProcesses;
+};
+
+cli::ExitStatus run(const Options& options) {
+  const sigset_t signals = block_signals();
+  if (options.sampler.directories.empty()) live::default_directories();  // throws where there is none
+  const auto metrics = std::make_shared<exporter::Metrics>(options.sampler, options.max_processes);
+  std::unique_ptr<prometheus::Exposer> exposer;
+  try {
+    exposer = std::make_unique<prometheus::Exposer>(options.listen, 2);
+  } catch (const std::exception& error) {
+    throw cli::Failure("listening at " + options.listen + ": " + error.what());
+  }
+  exposer->RegisterCollectable(metrics);
+  std::printf("listening at %s, port %d: /metrics\n", options.listen.c_str(), exposer->GetListeningPorts().at(0));
+  std::fflush(stdout);
+  wait_for_end(signals);
+  return cli::ExitStatus::kOk;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
   CLI::App app(kDescription, "verbatim-exporter");
-  app.footer(kExitStatus);
-  app.add_option("--listen", listen,
+  app.add_option("--listen", options.listen,
                  "address and port: only programs of this host reach the default one; 0.0.0.0:PORT "
                  "is every address, and port 0 any free one, which is printed")
       ->capture_default_str()
       ->type_name("ADDRESS:PORT");
-  app.add_option("--max-processes", max_processes, "how many processes have series of their own")
+  app.add_option("--max-processes", options.max_processes, "how many processes have series of their own")
       ->check(CLI::Range(std::size_t{1}, std::size_t{4096}))
       ->capture_default_str()
       ->type_name("N");
-  app.add_option("--dir", sampler.directories,
+  app.add_option("--dir", options.sampler.directories,
                  "directories of state sockets, instead of VERBATIM_STATE_DIR or the default one")
       ->type_name("DIR");
-  app.set_version_flag("--version", version_text("verbatim-exporter"), "print the version and exit");
-  CLI11_PARSE(app, argc, argv);
-  try {
-    const sigset_t signals = block_signals();
-    if (sampler.directories.empty()) live::default_directories();  // throws where there is none
-    const auto metrics = std::make_shared<exporter::Metrics>(sampler, max_processes);
-    prometheus::Exposer exposer(listen, 2);
-    exposer.RegisterCollectable(metrics);
-    std::printf("listening at %s, port %d: /metrics\n", listen.c_str(), exposer.GetListeningPorts().at(0));
-    std::fflush(stdout);
-    wait_for_end(signals);
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "verbatim-exporter: listening at %s: %s\n", listen.c_str(), error.what());
-    return 1;
-  }
+  if (const auto early = cli::parse(app, argc, argv)) return cli::leave(*early);
+  return cli::run_or_report([&] { return run(options); });
 }

@@ -2,13 +2,12 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
-#include <exception>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <thread>
 
-#include "base/version.h"
+#include "cli/command_line.h"
 #include "live/rates.h"
 #include "verbatim-top/render.h"
 #include "verbatim-top/screen.h"
@@ -21,8 +20,6 @@ constexpr const char* kDescription =
     "Shows the processes of this host that use Verbatim: for each connection bytes and messages per second, what is\n"
     "outstanding, lanes, the kernel's counters of its ports, and whom it waits for. Stalled connections are red. Root\n"
     "sees the processes of all users, another user those of its own.";
-constexpr const char* kExitStatus =
-    "Exit status: 0; 1 when the processes cannot be listed, or there is no terminal; other for wrong arguments.";
 
 struct Options {
   live::Sampler::Options sampler;
@@ -57,7 +54,6 @@ void run_once(live::Sampler& sampler, const Options& options) {
 int main(int argc, char** argv) {
   Options options;
   CLI::App app(kDescription, "verbatim-top");
-  app.footer(kExitStatus);
   CLI::Option* const once =
       app.add_flag("--once", options.once, "print one sample as text and end; ! is before what is red");
   app.add_flag("--json", options.json, "print one JSON object instead of text")->needs(once);
@@ -81,9 +77,8 @@ int main(int argc, char** argv) {
   app.add_option("--dir", options.sampler.directories,
                  "directories of state sockets, instead of VERBATIM_STATE_DIR or the default one")
       ->type_name("DIR");
-  app.set_version_flag("--version", version_text("verbatim-top"), "print the version and exit");
-  CLI11_PARSE(app, argc, argv);
-  try {
+  if (const auto early = cli::parse(app, argc, argv)) return cli::leave(*early);
+  return cli::run_or_report([&] {
     options.sort = sorts.at(sort);
     options.sampler.stall_ms = static_cast<std::uint64_t>(options.stall_s * 1000);
     live::Sampler sampler(options.sampler);
@@ -92,9 +87,6 @@ int main(int argc, char** argv) {
     } else {
       top::run_screen(sampler, static_cast<int>(options.interval_s * 1000), options.sort);
     }
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "verbatim-top: %s\n", error.what());
-    return 1;
-  }
+    return cli::ExitStatus::kOk;
+  });
 }
