@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The command lines of all tools and scripts: help, errors, exit statuses: command_lines_test.py BUILD_DIR."""
+"""The command lines of all tools and scripts: help, errors, exit statuses: command_lines_test.py BUILD_DIR
+[verbatim-exporter]."""
 
 import pathlib
 import re
@@ -19,7 +20,10 @@ PROGRAMS = {
     "verbatim-kv": ([], "--isolaton", "--isolation"),
     "verbatim-model": ([], "--quant", "--quanta"),
     "verbatim-perf": (["cost", "--plugin", "p.so"], "--conections", "--connections"),
+    "verbatim-top": ([], "--intervl", "--interval"),
 }
+if "verbatim-exporter" in sys.argv[2:]:  # built where prometheus-cpp is installed
+    PROGRAMS["verbatim-exporter"] = ([], "--lisen", "--listen")
 # Scripts whose arguments getopt(1) reads, and those that read their own: tools/README.md says why.
 GETOPT = ["tools/check", "tools/package", "tools/quickstart", "tools/setup", "tests/arm64/run", "tests/gpu/run"]
 OWN = ["tools/cost", "tools/softverbs"]
