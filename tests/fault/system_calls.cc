@@ -81,6 +81,7 @@ void watch_nothing() {
 // Each function is defined under another C++ name, because the headers of the C library declare it with other
 // specifiers. The next function is resolved before main: a plugin that is being unloaded holds the loader's lock while
 // it waits for its thread, so a dlsym in that thread would block.
+// NOLINTBEGIN(bugprone-macro-parentheses): a list of parameters takes no more parentheses
 #define INTERPOSE(result, symbol, failed, parameters, arguments)                                                   \
   static result(*next_##symbol) parameters = nullptr;                                                              \
   extern "C" __attribute__((visibility("default"))) result interposed_##symbol parameters __asm__(#symbol);        \
@@ -95,6 +96,7 @@ void watch_nothing() {
   __attribute__((constructor)) static void find_##symbol() {                                                       \
     next_##symbol = verbatim::test::next_function<decltype(next_##symbol)>(#symbol);                               \
   }
+// NOLINTEND(bugprone-macro-parentheses)
 
 INTERPOSE(int, socket, -1, (int domain, int type, int protocol), (domain, type, protocol))
 INTERPOSE(int, bind, -1, (int fd, const sockaddr* address, socklen_t bytes), (fd, address, bytes))
