@@ -8,9 +8,8 @@ import torch.distributed as dist
 ELEMENTS = 16 << 20
 
 
-def check_all_reduce():
-    dist.init_process_group("nccl")
-    rank, ranks = dist.get_rank(), dist.get_world_size()
+def check_all_reduce(store, rank, ranks):
+    dist.init_process_group("nccl", store=store, rank=rank, world_size=ranks)
     data = torch.full((ELEMENTS,), float(rank + 1), device="cuda")
     dist.all_reduce(data)
     expected = ranks * (ranks + 1) / 2
@@ -24,8 +23,9 @@ def check_all_reduce():
 
 def main():
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    for _ in range(2):
-        check_all_reduce()
+    store, rank, ranks = next(dist.rendezvous("env://"))
+    for group in ("first", "second"):  # keys of its own each: a rank must not find NCCL's id of the group before
+        check_all_reduce(dist.PrefixStore(group, store), rank, ranks)
 
 
 if __name__ == "__main__":
