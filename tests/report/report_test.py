@@ -77,6 +77,15 @@ class Report(unittest.TestCase):
         for text in ("<!-- Verbatim -->", "<!-- Socket -->", "<!-- bus bandwidth (GB/s) -->", "<!-- half a round trip (us) -->"):
             self.assertIn(text, page)
 
+    def test_Pairs_HaveFindingsAndAPictureForEachPort(self):
+        links = [{"from": a, "from_port": port, "to": 1 - a, "to_port": port, "error": "no answer" if a and port else "",
+                  "latency_us": 2.0, "gb_s": 0 if a and port else 12.25} for a in (0, 1) for port in (0, 1)]
+        hosts = [{"name": name, "why_no_port": "", "ports": []} for name in ("b&w[0]", "c[1]")]
+        page = self.made(self.file("p", {"schema": 1, "findings": ["c[1] mlx5_1 to <b&w> fails"], "hosts": hosts, "links": links}))
+        self.assertIn("<li>c[1] mlx5_1 to &lt;b&amp;w&gt; fails", page)
+        self.assertEqual(page.count("<svg"), 2)
+        self.assertEqual((page.count("<!-- fails -->"), page.count("<!-- 12.2 -->")), (1, 3))
+
     def test_Page_NeedsNoOtherFile(self):
         page = self.made(self.file("a", statistics("0a", "0b", MIB)), self.file("v", run_of("Verbatim", 2.0)))
         self.assertEqual(re.findall(r'(?:src|href)="(?!#|data:)[^"]*"', page), [])

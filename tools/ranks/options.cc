@@ -7,8 +7,8 @@
 #include "ranks/meeting_point.h"
 
 namespace verbatim::ranks {
-void add_job_options(CLI::App& app, Job& job) {
-  app.add_option("--procs,--ranks", job.procs, "number of ranks to start on this machine")
+void add_job_options(CLI::App& app, Job& job, const char* procs) {
+  app.add_option(procs, job.procs, "number of ranks to start on this machine")
       ->check(CLI::Range(1, kMaxRanks))
       ->capture_default_str();
   app.add_option("--root", job.root,

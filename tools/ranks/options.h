@@ -7,8 +7,8 @@
 
 namespace verbatim::ranks {
 
-// Adds --procs (or --ranks), --root, --rank, --nranks, --timeout, --token.
-void add_job_options(CLI::App& app, Job& job);
+// Adds --root, --rank, --nranks, --timeout, --token, and the number of ranks to start here under the names `procs`.
+void add_job_options(CLI::App& app, Job& job, const char* procs = "--procs,--ranks");
 // After parsing: sets in `job` what a launcher (mpirun, srun, torchrun) has given this process. Throws Failure when the
 // job options contradict each other or the launcher.
 void complete_job(const CLI::App& app, Job& job);
