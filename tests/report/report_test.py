@@ -17,11 +17,11 @@ PYTHON = "/usr/bin/python3"  # the interpreter for which Debian builds its packa
 MIB = 1 << 20
 
 
-def statistics(process, peer, sent, lanes_down=0, **changes):
+def statistics(process, peer, sent, lanes_down=0, outages=None, **changes):
     ends = {"send": (1, 8, sent), "recv": (1, 8, sent // 2)}
     connections = [
         {"direction": way, "device": "mlx5_0:1", "peer": "b&w", "peer_process": peer, "qps": 1, "lanes": 2,
-         "lanes_down": lanes_down, "completion": "imm", "messages": messages, "bytes": count}
+         "lanes_down": lanes_down, "outages": outages or [], "completion": "imm", "messages": messages, "bytes": count}
         for way, (_, messages, count) in ends.items()
     ]
     totals = {way: dict(zip(("connections", "messages", "bytes"), end)) for way, end in ends.items()}
@@ -69,6 +69,14 @@ class Report(unittest.TestCase):
         page = self.made(self.file("a", statistics("0a", "0b", MIB, lanes_down=1)))
         self.assertRegex(page, "<td>send<td>mlx5_0:1<td>b&amp;w<td>1 of 2")
         self.assertIn("1 processes without statistics", page)
+
+    def test_OutagesOfLanes_AreBarsOverTime(self):
+        outages = [{"lane": 2, "begin_ms": 1000, "end_ms": 3000}, {"lane": 1, "begin_ms": 4000, "end_ms": None}]
+        page = self.made(self.file("a", statistics("0a", "0b", MIB, outages=outages)), self.file("b", statistics("0b", "0a", MIB)))
+        self.assertEqual(page.count("<svg"), 2)
+        for text in ("b&amp;w:10 to b&amp;w, mlx5_0:1", "seconds since the first outage"):
+            self.assertIn(f"<!-- {text} -->", page)
+        self.assertEqual((page.count("<!--  2 -->"), page.count("<!--  1 -->")), (2, 2))  # both directions
 
     def test_RunsOfTwoPlugins_ShareAPicture(self):
         page = self.made(self.file("v", run_of("Verbatim", 2.0)), self.file("s", run_of("Socket", 1.0)),

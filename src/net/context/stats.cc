@@ -6,6 +6,7 @@
 #include <cinttypes>
 #include <cstdio>
 
+#include "base/clock.h"
 #include "base/json.h"
 
 namespace verbatim {
@@ -40,6 +41,17 @@ std::string total(std::span<const ConnectionStats> connections, bool sends) {
   return json_object({json_field("connections", number), count_fields(sum, sends)});
 }
 
+std::string outages_json(std::span<const LaneOutage> outages) {
+  std::string all;
+  for (const LaneOutage& outage : outages) {
+    const std::string end = outage.end_ns == 0 ? "null" : std::to_string(outage.end_ns / kNanosecondsPerMillisecond);
+    all += (all.empty() ? "" : ",") +
+           json_object({json_field("lane", outage.lane + 1),  // as in the log
+                        json_field("begin_ms", outage.begin_ns / kNanosecondsPerMillisecond), "\"end_ms\":" + end});
+  }
+  return "\"outages\":[" + all + "]";
+}
+
 Status write_and_rename(const std::string& unfinished, const std::string& path, const std::string& json) {
   std::FILE* file = std::fopen(unfinished.c_str(), "we");
   if (file == nullptr) return system_error("open", errno);
@@ -65,7 +77,7 @@ std::string stats_json(const std::string& host, std::uint64_t process_id,
                                     json_field("device", connection.device), json_field("peer", connection.peer_host),
                                     json_field("peer_process", hexadecimal(connection.peer_process)),
                                     json_field("qps", connection.qps), json_field("lanes", connection.lanes),
-                                    json_field("lanes_down", connection.lanes_down),
+                                    json_field("lanes_down", connection.lanes_down), outages_json(connection.outages),
                                     json_field("completion", connection.atomic ? "atomic" : "imm"),
                                     count_fields(connection.transfer_counts, connection.sends)});
     separator = ",\n";

@@ -53,6 +53,7 @@ ConnectionStats Comm::stats() const {
   stats.qps = endpoint_.qps().size();
   stats.lanes = endpoint_.lanes();
   stats.lanes_down = lanes_down();
+  if (failover_ != nullptr) stats.outages = failover_->outages();
   stats.transfer_counts = transfer_counts();
   return stats;
 }

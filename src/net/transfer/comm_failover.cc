@@ -342,6 +342,7 @@ void Comm::fence_lane(std::size_t lane) noexcept {
     });
   }
   try {
+    if (failover_->was_used(lane)) failover_->begin_outage(lane);
     stop_lane(lane);
     failover_->mail.send_down(lane);
   } catch (...) {
@@ -502,6 +503,7 @@ void Comm::adopt_new_qps(std::size_t lane) {
 void Comm::lane_joined(std::size_t lane) {
   failover_->set_state(lane, LaneState::kWorking);
   failover_->waits = false;
+  failover_->end_outage(lane);
   use_lane(lane);
   repeat_port_events(nullptr);
   log_lane_up(lane);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "wire/limits.h"
 
@@ -17,6 +18,13 @@ struct TransferCounts {
   std::uint64_t optional = 0;                           // receives done without a completion
 };
 
+// The time in which a lane did not work.
+struct LaneOutage {
+  std::size_t lane = 0;
+  std::uint64_t begin_ns = 0;  // since 1970
+  std::uint64_t end_ns = 0;    // 0: it did not work again
+};
+
 struct ConnectionStats {
   bool sends = false;
   bool atomic = false;  // atomics signalled arrivals
@@ -26,6 +34,7 @@ struct ConnectionStats {
   std::size_t qps = 0;
   std::size_t lanes = 1;
   std::size_t lanes_down = 0;
+  std::vector<LaneOutage> outages;  // the last ones
   TransferCounts transfer_counts;
 };
 

@@ -2,9 +2,17 @@
 
 #include <algorithm>
 #include <bit>
+#include <ctime>
 
 namespace verbatim {
 namespace {
+
+// The clocks of hosts agree well enough for a picture of a job.
+std::uint64_t unix_ns() {
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  return static_cast<std::uint64_t>(now.tv_sec) * kNanosecondsPerSecond + static_cast<std::uint64_t>(now.tv_nsec);
+}
 
 constexpr LaneMail::Lanes bit(std::size_t lane) {
   return LaneMail::Lanes{1} << lane;
@@ -221,6 +229,18 @@ std::unique_ptr<Failover> Failover::create(std::span<const EndpointQp> qps, bool
       std::all_of(lanes.begin(), lanes.end(), [](const Lane& lane) { return lane.qps.size() <= wire::kMaxLaneQps; });
   if (!reportable || (lanes.size() == 1 && !reconnects)) return nullptr;
   return std::unique_ptr<Failover>(new Failover(std::move(lanes), std::move(lane_of_qp), sends, reconnects));
+}
+
+void Failover::begin_outage(std::size_t lane) {
+  constexpr std::size_t kKept = 64;
+  if (outages_.size() == kKept) outages_.erase(outages_.begin());
+  outages_.push_back({lane, unix_ns(), 0});
+}
+
+void Failover::end_outage(std::size_t lane) {
+  const auto open = std::ranges::find_if(
+      outages_, [&](const LaneOutage& outage) { return outage.lane == lane && outage.end_ns == 0; });
+  if (open != outages_.end()) open->end_ns = unix_ns();
 }
 
 void Failover::set_state(std::size_t lane, LaneState state) {

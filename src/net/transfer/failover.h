@@ -34,6 +34,7 @@
 #include <vector>
 
 #include "base/mutex.h"
+#include "net/transfer/connection_stats.h"
 #include "net/transfer/endpoint.h"
 #include "net/transfer/failure_state.h"
 #include "net/transfer/lane_renewal.h"
@@ -162,6 +163,10 @@ class Failover {
   bool was_used(std::size_t lane) const { return lanes_[lane].used; }
   // When the lane went down.
   std::uint64_t& down_ns(std::size_t lane) { return lanes_[lane].down_ns; }
+  // For statistics: the last outages of all lanes. begin_outage may throw std::bad_alloc.
+  void begin_outage(std::size_t lane);
+  void end_outage(std::size_t lane);
+  const std::vector<LaneOutage>& outages() const { return outages_; }
   // The monitor's: what it has seen of the lane's acknowledgements.
   struct Watch {
     std::uint32_t completed = 0;
@@ -205,6 +210,7 @@ class Failover {
 
   std::vector<Lane> lanes_;
   std::vector<std::uint8_t> lane_of_qp_;
+  std::vector<LaneOutage> outages_;
   const bool reconnects_;
   std::atomic<LaneMail::Lanes> not_working_{0};
 };

@@ -231,6 +231,11 @@ TEST(Failover, LaneFails_StatisticsSaySo) {
     traffic.rounds(3);
     EXPECT_EQ(traffic.link.send().stats().lanes_down, 1U);
     EXPECT_EQ(traffic.link.recv().stats().lanes_down, 1U);
+    for (const ConnectionStats& stats : {traffic.link.send().stats(), traffic.link.recv().stats()}) {
+      ASSERT_EQ(stats.outages.size(), 1U);
+      EXPECT_EQ(stats.outages[0].lane, 1U);
+      EXPECT_EQ(stats.outages[0].end_ns, 0U);
+    }
   });
 }
 

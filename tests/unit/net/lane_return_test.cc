@@ -34,6 +34,10 @@ TEST(LaneReturns, LinkComesBack_IsUsedAgain) {
                    [] {
                      Traffic traffic;
                      rounds_until_all_work(traffic);
+                     for (const ConnectionStats& stats : {traffic.link.send().stats(), traffic.link.recv().stats()}) {
+                       ASSERT_EQ(stats.outages.size(), 1U);
+                       EXPECT_GT(stats.outages[0].end_ns, stats.outages[0].begin_ns);
+                     }
                    },
                    {{"SOFTVERBS_ENGINE", engine}, {"VERBATIM_TIMEOUT", "14"}, {"VERBATIM_RETRY_CNT", "7"}});
       EXPECT_EQ(count_lines(output, "lane ", " is down, the connection goes on over 1 with 50 % of the bandwidth: "),
