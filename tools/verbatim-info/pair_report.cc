@@ -105,7 +105,7 @@ class Judge {
           count.all.insert(other);
           if (graded.grade != grade) continue;
           count.bad.insert(other);
-          if (count.first == nullptr) count.first = graded.link;
+          if (count.first == nullptr || count.first->error.starts_with(kNotTried)) count.first = graded.link;
         }
       }
       const auto worst =

@@ -23,6 +23,9 @@ struct PairHost {
   std::vector<PairPort> ports;
 };
 
+// How the error of a link begins that was not tested, because one of its ports has failed so often.
+inline constexpr const char* kNotTried = "not tried: ";
+
 // From one port to another one, in this direction.
 struct PairLink {
   int from = 0;  // index of the host

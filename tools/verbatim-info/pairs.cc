@@ -240,8 +240,8 @@ class PairRank final : public ranks::Rank {
       const bool other_given_up = text[static_cast<std::size_t>(links[i].other_port)] == 'x';
       if (!links[i].error.empty() || (!other_given_up && !is_given_up(static_cast<std::size_t>(links[i].own_port))))
         continue;
-      links[i].error =
-          "not tried: one of these ports has failed with its first " + std::to_string(kGivenUpAfter) + " partners";
+      links[i].error = std::string(kNotTried) + "one of these ports has failed with its first " +
+                       std::to_string(kGivenUpAfter) + " partners";
     }
   }
 
