@@ -1,5 +1,6 @@
 #include "ranks/json.h"
 
+#include "verbatim-perf/puts/put_plan.h"
 #include "verbatim-perf/report.h"
 
 namespace verbatim::perf {
@@ -29,6 +30,10 @@ Json json_of(const Report& report) {
       {"rows", Json::array()},
       {"wrong", checked ? Json(report.wrong()) : Json()},
       {"average_busbw_gb_s", report.average_busbw()}};
+  if (is_put_operation(options.operation)) {
+    json["contexts"] = options.contexts;
+    for (const char* const of_messages : {"merge", "channels", "chunk_bytes", "group"}) json.erase(of_messages);
+  }
   for (const netapi::Properties& device : report.devices) json["devices"].push_back(ranks::json_of(device));
   for (const RankInfo& rank : report.ranks) {
     json["ranks"].push_back(

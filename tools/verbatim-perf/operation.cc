@@ -70,6 +70,10 @@ std::size_t default_chunk_bytes(OperationKind kind) {
     case OperationKind::kStream:
     case OperationKind::kPingPong:
     case OperationKind::kGrouped:
+    case OperationKind::kPut:
+    case OperationKind::kPutSignal:
+    case OperationKind::kGet:
+    case OperationKind::kAllToAllPut:
       return kUnlimitedChunkBytes;
   }
   return kUnlimitedChunkBytes;
@@ -91,6 +95,11 @@ std::unique_ptr<Operation> make_operation(OperationKind kind, const Shape& shape
       return make_pingpong(shape);
     case OperationKind::kGrouped:
       return make_grouped(shape);
+    case OperationKind::kPut:  // puts/put_plan.h
+    case OperationKind::kPutSignal:
+    case OperationKind::kGet:
+    case OperationKind::kAllToAllPut:
+      break;
   }
   return nullptr;
 }

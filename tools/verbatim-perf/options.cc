@@ -7,8 +7,10 @@
 
 #include "memory/options.h"
 #include "netapi/plugin.h"
+#include "netapi/rma.h"
 #include "ranks/launcher_variables.h"
 #include "verbatim-perf/nccl_tests_options.h"
+#include "verbatim-perf/puts/put_plan.h"
 
 namespace verbatim::perf {
 namespace {
@@ -16,10 +18,17 @@ namespace {
 using workload::ElementType;
 
 const std::map<std::string, OperationKind> kOperations{
-    {"all_reduce", OperationKind::kAllReduce}, {"all_gather", OperationKind::kAllGather},
-    {"alltoall", OperationKind::kAllToAll},    {"sendrecv", OperationKind::kSendRecv},
-    {"stream", OperationKind::kStream},        {"pingpong", OperationKind::kPingPong},
+    {"all_reduce", OperationKind::kAllReduce},
+    {"all_gather", OperationKind::kAllGather},
+    {"alltoall", OperationKind::kAllToAll},
+    {"sendrecv", OperationKind::kSendRecv},
+    {"stream", OperationKind::kStream},
+    {"pingpong", OperationKind::kPingPong},
     {"grouped", OperationKind::kGrouped},
+    {"put", OperationKind::kPut},
+    {"put_signal", OperationKind::kPutSignal},
+    {"get", OperationKind::kGet},
+    {"alltoall_put", OperationKind::kAllToAllPut},
 };
 
 const std::map<std::string, Format> kFormats{{"verbatim", Format::kVerbatim}, {"nccl-tests", Format::kNcclTests}};
@@ -40,6 +49,11 @@ constexpr const char* kDescription =
     "  stream      rank 0 to rank 1, one way\n"
     "  pingpong    between ranks 0 and 1; the times are half a round trip: mean, minimum, median, p99, p99.9\n"
     "  grouped     rank 0 to rank 1, several messages with permuted tags into one grouped receive\n\n"
+    "Operations over the plugin's RMA table (v13, v14), in host memory; --contexts divides their bytes:\n"
+    "  put           into the memory of the next rank\n"
+    "  put_signal    the same, each put with a signal; a rank checks its bytes as soon as it sees the signals\n"
+    "  get           from the memory of the next rank\n"
+    "  alltoall_put  into the memory of every rank, with signals that end each iteration\n\n"
     "Subcommands (must be the first argument):\n"
     "  cost        instructions, verbs calls and memory of a message; see verbatim-perf cost --help\n"
     "  qp-order    effect of the order of the queue pairs; see verbatim-perf qp-order --help";
@@ -71,7 +85,51 @@ void take_ranks(const CLI::App& app, int ranks, ranks::Job& job) {
   job.procs = ranks;
 }
 
+// Options that mean nothing for an operation are refused, so that nobody believes that they had an effect.
+void check_meaning(const CLI::App& app, const Options& options) {
+  const std::string operation = operation_name(options.operation);
+  const auto refuse = [&](const char* option, const char* why) {
+    if (app.count(option) == 0) return;
+    throw Failure(std::string(option) + " has no meaning for " + operation + ": " + why + ". Next: leave it out",
+                  ExitStatus::kUsage);
+  };
+  if (!is_put_operation(options.operation)) {
+    refuse("--contexts", "it does not use the RMA table. --channels are its connections");
+    return;
+  }
+  refuse("--channels", "RMA has contexts, see --contexts");
+  refuse("--chunk", "each context carries its bytes in one put");
+  refuse("--group", "puts have no receives");
+  refuse("--merge", "RMA has physical devices only");
+  refuse("--cuda", "it runs in host memory only");
+  if (options.operation == OperationKind::kAllToAllPut) {
+    refuse("--depth", "each iteration waits for the signals of all ranks");
+  }
+  if (options.memory == memory::Kind::kCuda) {
+    throw Failure(operation +
+                      " needs --memory host. Next: for GPU memory use an operation over the net table, for "
+                      "example alltoall, or nccl-tests' alltoall_perf -R 2 -D 4",
+                  ExitStatus::kUsage);
+  }
+  if (options.format == Format::kNcclTests) {
+    throw Failure(operation + " has no run in place, which nccl-tests' table has. Next: leave --format out",
+                  ExitStatus::kUsage);
+  }
+}
+
+void check_api(const Options& options) {
+  const bool rma = is_put_operation(options.operation);
+  const int oldest = rma ? netapi::kOldestRmaVersion : netapi::kOldestVersion;
+  const int newest = rma ? netapi::kNewestRmaVersion : netapi::kNewestVersion;
+  if (options.api_version == 0 || (options.api_version >= oldest && options.api_version <= newest)) return;
+  throw Failure("--api " + std::to_string(options.api_version) + ": the " + (rma ? "RMA" : "net") +
+                    " tables have versions " + std::to_string(oldest) + " to " + std::to_string(newest) +
+                    ". Next: give one of them, or leave --api out",
+                ExitStatus::kUsage);
+}
+
 void check_consistency(const Options& options) {
+  check_api(options);
   if (options.min_bytes > options.max_bytes) throw Failure("--minbytes is above --maxbytes", ExitStatus::kUsage);
   const bool pair = options.operation == OperationKind::kStream || options.operation == OperationKind::kPingPong ||
                     options.operation == OperationKind::kGrouped;
@@ -137,7 +195,7 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
                  "the net plugin, found as NCCL finds NCCL_NET_PLUGIN: a path, or NAME for libnccl-net-NAME.so")
       ->type_name("PATH");
   app.add_option("--api", options.api_version, "table version; 0 selects the newest that the plugin exports")
-      ->check(CLI::Range(0, netapi::kNewestVersion));
+      ->check(CLI::Range(0, netapi::kNewestRmaVersion));
   app.add_option("--merge", options.merge,
                  "merge the plugin's first N devices into one (makeVDevice) and use only this one; 1: use only the "
                  "first device. Default: all devices, channel by channel")
@@ -151,7 +209,11 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
       "--chunk", options.chunk_bytes,
       "bytes of the largest single message; a larger transfer is cut into several messages; default: 512K for the "
       "rings, 128K for alltoall and sendrecv, unlimited for the others");
-  app.add_option("--depth", options.depth, "receives posted ahead on a connection")
+  app.add_option("--contexts", options.contexts, "put, put_signal, get, alltoall_put: RMA contexts")
+      ->check(CLI::Range(1, 64))
+      ->capture_default_str();
+  app.add_option("--depth", options.depth,
+                 "receives posted ahead on a connection; put, put_signal, get: how many are under way in a context")
       ->check(CLI::Range(1, 32))
       ->capture_default_str();
   app.add_option("--group", options.group,
@@ -220,6 +282,7 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
     options.format = kFormats.at(format);
     options.operation = kOperations.at(operation);
     options.type = types.at(type);
+    check_meaning(app, options);
     check_consistency(options);
   });
   if (leave) return *leave;

@@ -25,6 +25,11 @@ enum class OperationKind : std::uint8_t {
   kStream,
   kPingPong,
   kGrouped,
+  // Over the RMA table:
+  kPut,
+  kPutSignal,
+  kGet,
+  kAllToAllPut,
 };
 const char* operation_name(OperationKind kind);
 
@@ -45,7 +50,8 @@ struct Options {
 
   int channels = 1;
   std::size_t chunk_bytes = 0;  // 0: the operation's default
-  int depth = 8;                // receives posted ahead per connection
+  int depth = 8;                // receives posted ahead per connection; puts under way per context and peer
+  int contexts = 1;             // of puts
   int group = 0;                // members of a grouped receive; 0: the plugin's maximum, at most 8
 
   // The defaults of nccl-tests.

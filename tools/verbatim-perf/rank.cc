@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
-#include <numeric>
 #include <optional>
 #include <string>
 #include <thread>
@@ -30,6 +29,8 @@
 #include "ranks/worker_thread.h"
 #include "verbatim-perf/operation.h"
 #include "verbatim-perf/progress.h"
+#include "verbatim-perf/puts/put_plan.h"
+#include "verbatim-perf/puts/put_rank.h"
 #include "verbatim-perf/report.h"
 
 namespace verbatim::perf {
@@ -235,23 +236,9 @@ class PerfRank final : public ranks::Rank {
       times_ns.push_back(static_cast<double>(std::max<std::uint64_t>(outcome.elapsed_ns, 1)));
       wrong += outcome.wrong;
     }
-    const double ns = reported(times_ns) / options_.iterations * operation_->time_factor();
+    const double ns = average_time(options_.average, times_ns) / options_.iterations * operation_->time_factor();
     const double algbw = static_cast<double>(extent.bytes) / ns;
     return {.time_us = ns / 1000, .algbw = algbw, .busbw = algbw * operation_->bus_factor(), .wrong = wrong};
-  }
-
-  double reported(const std::vector<double>& times) const {
-    switch (options_.average) {
-      case Average::kRank0:
-        return times.front();
-      case Average::kMin:
-        return *std::min_element(times.begin(), times.end());
-      case Average::kMax:
-        return *std::max_element(times.begin(), times.end());
-      case Average::kMean:
-        break;
-    }
-    return std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
   }
 
   void add_row(const Extent& extent, const Measured& measured, const std::optional<Measured>& in_place,
@@ -363,6 +350,7 @@ class PerfRank final : public ranks::Rank {
 
 std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& coordinator) {
   ranks::keep_plugin_log(options.job.rank, options.plugin_log);
+  if (is_put_operation(options.operation)) return make_put_rank(options, coordinator);
   return std::make_unique<PerfRank>(options, coordinator);
 }
 

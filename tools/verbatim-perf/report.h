@@ -63,6 +63,9 @@ struct Report {
   double average_busbw() const;
 };
 
+// The time of an operation from those of the ranks, of rank 0 first.
+double average_time(Average average, const std::vector<double>& times);
+
 // In the format of report.options.
 void print_header(std::FILE* out, const Report& report);
 void print_row(std::FILE* out, const Report& report, const Row& row);

@@ -1,5 +1,9 @@
 #include "cli/table.h"
 
+#include <algorithm>
+#include <numeric>
+
+#include "verbatim-perf/puts/put_plan.h"
 #include "verbatim-perf/report.h"
 
 namespace verbatim::perf {
@@ -32,11 +36,26 @@ double Report::average_busbw() const {
   return count == 0 ? 0 : sum / count;
 }
 
+double average_time(Average average, const std::vector<double>& times) {
+  switch (average) {
+    case Average::kRank0:
+      return times.front();
+    case Average::kMin:
+      return *std::min_element(times.begin(), times.end());
+    case Average::kMax:
+      return *std::max_element(times.begin(), times.end());
+    case Average::kMean:
+      break;
+  }
+  return std::accumulate(times.begin(), times.end(), 0.0) / static_cast<double>(times.size());
+}
+
 void print_header(std::FILE* out, const Report& report) {
   const Options& options = report.options;
   if (options.format == Format::kNcclTests) return print_nccl_tests_header(out, report);
-  std::fprintf(out, "# %s over %s (net plugin v%d, %s)\n", operation_name(options.operation),
-               report.plugin_name.c_str(), report.api_version, report.plugin_path.c_str());
+  const bool puts = is_put_operation(options.operation);
+  std::fprintf(out, "# %s over %s (%s plugin v%d, %s)\n", operation_name(options.operation), report.plugin_name.c_str(),
+               puts ? "RMA" : "net", report.api_version, report.plugin_path.c_str());
   for (std::size_t i = 0; i < report.devices.size(); ++i) {
     const netapi::Properties& device = report.devices[i];
     std::fprintf(out, "# device %2zu  %s  port %d  %g Gbit/s  %s\n", i, netapi::verbs_name(device).c_str(), device.port,
@@ -46,8 +65,14 @@ void print_header(std::FILE* out, const Report& report) {
     std::fprintf(out, "# rank %4zu  pid %7d on %s, %s, %s\n", i, report.ranks[i].pid, report.ranks[i].host.c_str(),
                  report.ranks[i].memory.c_str(), report.ranks[i].registered_by.c_str());
   }
-  std::fprintf(out, "# %d iterations, %d warm-up, %d checked; %d channel(s), %d receives ahead", options.iterations,
-               options.warmup_iterations, options.check_iterations, options.channels, options.depth);
+  std::fprintf(out, "# %d iterations, %d warm-up, %d checked; ", options.iterations, options.warmup_iterations,
+               options.check_iterations);
+  if (puts) {
+    std::fprintf(out, "%d context(s)", options.contexts);
+    if (options.operation != OperationKind::kAllToAllPut) std::fprintf(out, ", %d under way", options.depth);
+  } else {
+    std::fprintf(out, "%d channel(s), %d receives ahead", options.channels, options.depth);
+  }
   if (options.operation == OperationKind::kGrouped) std::fprintf(out, ", groups of %zu", report.group);
   std::fputs("\n#\n", out);
   table_of(report).print_titles(out);
