@@ -25,7 +25,7 @@ void Channel::send(const std::vector<std::uint8_t>& message) {
 bool Channel::flush() {
   const MutexLock lock(mutex_);
   flush_locked();
-  return unsent_.empty();
+  return unsent_.empty() && !send_failed_;
 }
 
 void Channel::flush_locked() {
@@ -34,13 +34,24 @@ void Channel::flush_locked() {
     const ssize_t count = ::send(socket_.get(), unsent_.data() + sent, unsent_.size() - sent, MSG_NOSIGNAL);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-    if (count < 0) {  // receive() finds the cause, and perhaps the reason that the other rank has sent
+    if (count < 0) {
       sent = unsent_.size();
+      fail_send(errno);
       break;
     }
     sent += static_cast<std::size_t>(count);
   }
   unsent_.erase(unsent_.begin(), unsent_.begin() + static_cast<std::ptrdiff_t>(sent));
+}
+
+// The other rank may have sent a reason before. If it still reads, it must not wait for what does not come.
+void Channel::fail_send(int why) {
+  send_failed_ = true;
+  while (end_.load(std::memory_order_relaxed) == End::kOpen && read_message()) continue;
+  if (end_.load(std::memory_order_relaxed) == End::kOpen) {
+    set_end(End::kLost, to_string(Error{ErrorKind::kRemote, why, "send"}));
+  }
+  ::shutdown(socket_.get(), SHUT_RDWR);
 }
 
 void Channel::send_last(const std::vector<std::uint8_t>& message) {

@@ -32,7 +32,7 @@ class Channel {
 
   // Puts a message behind those that are not sent yet, and sends what the socket accepts.
   void send(const std::vector<std::uint8_t>& message) VERBATIM_EXCLUDES(mutex_);
-  // Sends what the socket accepts. True: nothing is left.
+  // Sends what the socket accepts. True: all is sent. A send that fails ends the connection.
   bool flush() VERBATIM_EXCLUDES(mutex_);
   // Sends a last message if the socket accepts it at once; the other rank reads the end of the connection behind it.
   void send_last(const std::vector<std::uint8_t>& message) VERBATIM_EXCLUDES(mutex_);
@@ -50,6 +50,7 @@ class Channel {
 
  private:
   void flush_locked() VERBATIM_REQUIRES(mutex_);
+  void fail_send(int why) VERBATIM_REQUIRES(mutex_);
   // One message; false: not complete yet.
   bool read_message() VERBATIM_REQUIRES(mutex_);
   void process(wire::RmaMessageType type, std::span<const std::uint8_t> body) VERBATIM_REQUIRES(mutex_);
@@ -58,6 +59,7 @@ class Channel {
   const UniqueFd socket_;
   mutable Mutex mutex_;
   std::vector<std::uint8_t> unsent_ VERBATIM_GUARDED_BY(mutex_);
+  bool send_failed_ VERBATIM_GUARDED_BY(mutex_) = false;
   std::vector<std::uint8_t> incoming_ VERBATIM_GUARDED_BY(mutex_);  // header, later header and body
   std::size_t filled_ VERBATIM_GUARDED_BY(mutex_) = 0;
   std::deque<wire::RmaExchange> received_ VERBATIM_GUARDED_BY(mutex_);

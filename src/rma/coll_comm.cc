@@ -1,6 +1,7 @@
 #include "rma/coll_comm.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <utility>
 
 #include "base/clock.h"
@@ -16,7 +17,7 @@ constexpr std::size_t kScratchBytes = 4096;
 CollComm::CollComm(const CollSettings& settings, const Port& port, std::vector<PeerRank> peers, std::uint32_t rank)
     : settings_(settings),
       port_(port),
-      ranks_(std::move(peers), rank, settings.config.connect_timeout_s),
+      ranks_(std::move(peers), rank, settings.config.connect_timeout_s, failures_),
       failures_([this](const std::string& text) { tell_failure(text); }) {}
 
 Result<std::unique_ptr<CollComm>> CollComm::create(const CollSettings& settings, const Port& port,
@@ -62,8 +63,24 @@ CollComm::~CollComm() {
   }
 }
 
+Error CollComm::fail_exception(const char* call) noexcept {
+  failures_.fail(ErrorKind::kSystem, Failures::Origin::kHere, [&] {
+    return Failure{std::string(call) + " (RMA, rank " + std::to_string(ranks_.rank()) + ") failed: out of memory",
+                   {"", "look at what else uses the memory of " + settings_.host_name}};
+  });
+  return {failures_.kind(), ENOMEM, "collective call", true};
+}
+
 Result<ContextSet*> CollComm::create_contexts(const ContextSetupRequest& request) {
   const MutexLock lock(mutex_);
+  try {
+    return create_locked(request);
+  } catch (...) {
+    return fail_exception("creating contexts");
+  }
+}
+
+Result<ContextSet*> CollComm::create_locked(const ContextSetupRequest& request) {
   if (failures_.has_failed()) return Error{failures_.kind(), 0, "createContext after a failure", true};
   remove_destroyed();
   ContextSetup setup(request, port_,
@@ -136,6 +153,14 @@ void CollComm::tell_failure(const std::string& text) const {
 
 Result<Memory*> CollComm::register_memory(const MrRequest& request) {
   const MutexLock lock(mutex_);
+  try {
+    return register_locked(request);
+  } catch (...) {
+    return fail_exception("registering memory");
+  }
+}
+
+Result<Memory*> CollComm::register_locked(const MrRequest& request) {
   const Buffer buffer{request.address, request.bytes};
   if (refused_ && std::exchange(refused_, std::nullopt) == buffer) {
     return Error{ErrorKind::kRemote, 0, "registration at another rank", true};

@@ -89,6 +89,10 @@ class CollComm {
   Status prepare();
   void peer_ended(const PeerRank& peer) noexcept;
   void tell_failure(const std::string& text) const;
+  Result<ContextSet*> create_locked(const ContextSetupRequest& request) VERBATIM_REQUIRES(mutex_);
+  Result<Memory*> register_locked(const MrRequest& request) VERBATIM_REQUIRES(mutex_);
+  // A collective call that ends with an exception fails the communicator, because the others may have succeeded.
+  Error fail_exception(const char* call) noexcept;
   void remove_destroyed() VERBATIM_REQUIRES(mutex_);
   Result<std::vector<wire::RmaExchange>> exchange_registration(const Result<std::unique_ptr<MemoryHandle>>& own,
                                                                const MrRequest& request) VERBATIM_REQUIRES(mutex_);

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "base/clock.h"
-#include "base/log.h"
 
 namespace verbatim::rma {
 namespace {
@@ -22,8 +21,7 @@ void poll_until(std::vector<pollfd>& sockets, std::uint64_t deadline_ns) {
   static_cast<void>(::poll(sockets.data(), sockets.size(), static_cast<int>(std::min(left_ms, kMaxPollMs))));
 }
 
-}  // namespace
-
+// "creating contexts", for messages.
 const char* call_name(wire::RmaCall call) {
   switch (call) {
     case wire::RmaCall::kOffer:
@@ -36,8 +34,11 @@ const char* call_name(wire::RmaCall call) {
   return "registering memory";
 }
 
+}  // namespace
+
 Result<std::vector<wire::RmaExchange>> PeerRanks::exchange(wire::RmaCall call, wire::RmaOutcome outcome,
                                                            const Body& body) {
+  if (failures_.has_failed()) return Error{failures_.kind(), 0, "collective call after a failure", true};
   const std::uint32_t sequence = next_sequence_++;
   const std::uint64_t deadline_ns = monotonic_ns() + timeout_s_ * kNanosecondsPerSecond;
   std::vector<Awaited> awaited(peers_.size());
@@ -56,7 +57,7 @@ Result<std::vector<wire::RmaExchange>> PeerRanks::exchange(wire::RmaCall call, w
     if (monotonic_ns() >= deadline_ns) {
       const auto first =
           std::find_if(awaited.begin(), awaited.end(), [](const Awaited& one) { return !one.is_complete(); });
-      return log_timeout(left, *first->peer, call_name(call));
+      return fail_timeout(left, *first->peer, call);
     }
     wait(awaited, deadline_ns);
   }
@@ -67,17 +68,17 @@ Result<std::vector<wire::RmaExchange>> PeerRanks::exchange(wire::RmaCall call, w
 }
 
 // Sends what is left to send, and reads what has arrived.
-Status PeerRanks::advance(Awaited& one, wire::RmaCall call, std::uint32_t sequence) const {
+Status PeerRanks::advance(Awaited& one, wire::RmaCall call, std::uint32_t sequence) {
   Channel& channel = *one.peer->channel;
   one.sent = channel.flush();
   if (!one.received) channel.receive();
   while (!one.received) {
     std::optional<wire::RmaExchange> next = channel.take();
     if (!next) break;
-    if (next->sequence != sequence || next->call != call) return log_mismatch(*one.peer, call_name(call));
+    if (next->sequence != sequence || next->call != call) return fail_mismatch(*one.peer, call);
     if (next->outcome != wire::RmaOutcome::kRepeats) one.received = std::move(next);
   }
-  if (!one.received && channel.end() != Channel::End::kOpen) return log_lost(*one.peer, call_name(call));
+  if (!one.is_complete() && channel.end() != Channel::End::kOpen) return fail_lost(*one.peer, call);
   return {};
 }
 
@@ -117,27 +118,36 @@ bool PeerRanks::wait_for_ends(std::uint64_t deadline_ns) const {
   }
 }
 
-Error PeerRanks::log_lost(const PeerRank& peer, const char* call) const {
-  VERBATIM_WARN(
-      "%s (RMA, rank %u of %u) failed: %s has ended its connection: %s. Next: look at %s first: its log says more",
-      call, rank_, ranks(), peer.name.c_str(), peer.channel->reason().c_str(), peer.name.c_str());
-  return {ErrorKind::kRemote, 0, "collective call", true};
+std::string PeerRanks::failed_call(wire::RmaCall call) const {
+  return std::string(call_name(call)) + " (RMA, rank " + std::to_string(rank_) + " of " + std::to_string(ranks()) +
+         ") failed: ";
 }
 
-Error PeerRanks::log_mismatch(const PeerRank& peer, const char* call) const {
-  VERBATIM_WARN(
-      "%s (RMA, rank %u of %u) failed: %s makes another collective call. Next: all ranks must make the same collective "
-      "calls in the same order",
-      call, rank_, ranks(), peer.name.c_str());
-  return {ErrorKind::kUsage, 0, "collective call", true};
+// A rank that has failed, or whose connection was lost, says so to the others or has ended for them too.
+Error PeerRanks::fail_lost(const PeerRank& peer, wire::RmaCall call) {
+  const bool closed = peer.channel->end() == Channel::End::kClosed;
+  failures_.fail(ErrorKind::kRemote, closed ? Failures::Origin::kHere : Failures::Origin::kOtherRank, [&] {
+    return Failure{failed_call(call) + peer.name + " has ended its connection: " + peer.channel->reason(),
+                   {"", "look at " + peer.name + " first: its log says more"}};
+  });
+  return {failures_.kind(), 0, "collective call", true};
 }
 
-Error PeerRanks::log_timeout(std::size_t missing, const PeerRank& first, const char* call) const {
-  VERBATIM_WARN(
-      "%s (RMA, rank %u of %u) failed: %zu ranks have not made this collective call within %u s "
-      "(VERBATIM_CONNECT_TIMEOUT_S), the first is %s. Next: look at these ranks",
-      call, rank_, ranks(), missing, timeout_s_, first.name.c_str());
-  return {ErrorKind::kRemote, ETIMEDOUT, "collective call", true};
+Error PeerRanks::fail_mismatch(const PeerRank& peer, wire::RmaCall call) {
+  failures_.fail(ErrorKind::kUsage, Failures::Origin::kHere, [&] {
+    return Failure{failed_call(call) + peer.name + " makes another collective call",
+                   {"", "all ranks must make the same collective calls in the same order"}};
+  });
+  return {failures_.kind(), 0, "collective call", true};
+}
+
+Error PeerRanks::fail_timeout(std::size_t missing, const PeerRank& first, wire::RmaCall call) {
+  failures_.fail(ErrorKind::kRemote, Failures::Origin::kHere, [&] {
+    return Failure{failed_call(call) + std::to_string(missing) + " ranks have not made this collective call within " +
+                       std::to_string(timeout_s_) + " s (VERBATIM_CONNECT_TIMEOUT_S), the first is " + first.name,
+                   {"", "look at these ranks"}};
+  });
+  return {failures_.kind(), ETIMEDOUT, "collective call", true};
 }
 
 }  // namespace verbatim::rma

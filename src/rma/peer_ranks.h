@@ -11,6 +11,7 @@
 
 #include "base/mutex.h"
 #include "base/result.h"
+#include "rma/failures.h"
 #include "rma/handshake.h"
 #include "wire/rma.h"
 
@@ -18,9 +19,10 @@ namespace verbatim::rma {
 
 class PeerRanks {
  public:
-  // `peers` in ring order from `rank`, see Handshake. A collective call waits `timeout_s` for the others.
-  PeerRanks(std::vector<PeerRank> peers, std::uint32_t rank, unsigned timeout_s)
-      : peers_(std::move(peers)), rank_(rank), timeout_s_(timeout_s) {}
+  // `peers` in ring order from `rank`, see Handshake. A collective call waits `timeout_s` for the others; if that
+  // fails, the communicator has failed.
+  PeerRanks(std::vector<PeerRank> peers, std::uint32_t rank, unsigned timeout_s, Failures& failures)
+      : peers_(std::move(peers)), rank_(rank), timeout_s_(timeout_s), failures_(failures) {}
 
   std::uint32_t ranks() const { return static_cast<std::uint32_t>(peers_.size()) + 1; }
   std::uint32_t rank() const { return rank_; }
@@ -29,7 +31,8 @@ class PeerRanks {
   const PeerRank& at(std::uint32_t rank) const { return peers_[(rank + ranks() - rank_) % ranks() - 1]; }
 
   // Sends `body(peer)` to each peer, where `peer` counts in ring order, and returns what they have sent, in the same
-  // order. One call at a time. An error has been logged; then no further collective call works.
+  // order. One call at a time. An error has been logged, and the communicator has failed: no further collective call
+  // works, and the other ranks learn why.
   using Body = std::function<std::vector<std::uint8_t>(std::size_t peer)>;
   Result<std::vector<wire::RmaExchange>> exchange(wire::RmaCall call, wire::RmaOutcome outcome, const Body& body);
 
@@ -51,19 +54,19 @@ class PeerRanks {
     bool is_complete() const { return sent && received.has_value(); }
   };
 
-  Status advance(Awaited& one, wire::RmaCall call, std::uint32_t sequence) const;
+  Status advance(Awaited& one, wire::RmaCall call, std::uint32_t sequence);
   static void wait(std::vector<Awaited>& awaited, std::uint64_t deadline_ns);
-  Error log_lost(const PeerRank& peer, const char* call) const;
-  Error log_mismatch(const PeerRank& peer, const char* call) const;
-  Error log_timeout(std::size_t missing, const PeerRank& first, const char* call) const;
+  Error fail_lost(const PeerRank& peer, wire::RmaCall call);
+  Error fail_mismatch(const PeerRank& peer, wire::RmaCall call);
+  Error fail_timeout(std::size_t missing, const PeerRank& first, wire::RmaCall call);
+  // "creating contexts (RMA, rank 1 of 2) failed: "
+  std::string failed_call(wire::RmaCall call) const;
 
   const std::vector<PeerRank> peers_;
   const std::uint32_t rank_;
   const unsigned timeout_s_;
+  Failures& failures_;
   std::uint32_t next_sequence_ = 0;  // of the thread that makes collective calls
 };
-
-// "creating contexts", for messages.
-const char* call_name(wire::RmaCall call);
 
 }  // namespace verbatim::rma

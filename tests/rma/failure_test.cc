@@ -3,6 +3,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <string>
@@ -134,6 +135,38 @@ TEST_P(RmaFailure, RankThatDiesBeforeItConnects_FailsConnectOfTheOthers) {
   ::unsetenv("VERBATIM_CONNECT_TIMEOUT_S");
   for (const int status : statuses) EXPECT_EQ(status, 0);
   EXPECT_NE(std::string(ranks_.text(0)).find("rank"), std::string::npos);
+}
+
+// The ranks that wait for it give up, and the one that makes no call learns why nothing comes from them any more.
+TEST_P(RmaFailure, RegistrationThatOneRankDoesNotMake_FailsAtAllRanks) {
+  if (GetParam() != 14) GTEST_SKIP() << "the tables share this call";
+  ::setenv("VERBATIM_CONNECT_TIMEOUT_S", "2", 1);
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    keep_warnings(rank);
+    rank.connect();
+    rank.create({});
+    Words words(512);
+    void* memory = nullptr;
+    if (rank.number() != 2) {
+      EXPECT_EQ(rank.net().reg_mr(rank.coll, words.data(), words.bytes(), nccl::kPtrHost, 0, &memory),
+                nccl::Result::kRemoteError);
+    }
+    EXPECT_TRUE(has_error_soon(rank));
+    EXPECT_EQ(rank.net().reg_mr(rank.coll, words.data(), words.bytes(), nccl::kPtrHost, 0, &memory),
+              nccl::Result::kRemoteError);
+    rank.barrier();
+    EXPECT_OK(rank.net().close_coll(rank.coll));
+    EXPECT_OK(rank.net().finalize(rank.instance));
+  });
+  ::unsetenv("VERBATIM_CONNECT_TIMEOUT_S");
+  for (const int status : statuses) EXPECT_EQ(status, 0);
+  for (const int rank : {0, 1, 2}) {
+    const std::string text = ranks_.text(rank);
+    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
+    EXPECT_NE(text.find(". Next: "), std::string::npos) << text;
+  }
+  const std::string silent = ranks_.text(2);
+  EXPECT_NE(silent.find("1 ranks have not made this collective call within 2 s"), std::string::npos) << silent;
 }
 
 // A rank that has closed says so; the others notice only when they put to it.
