@@ -85,6 +85,18 @@ Instance::Instance(Context& context)
                 .owner = *this} {}
 
 Instance::~Instance() {
+  try {
+    end_communicators();
+  } catch (...) {
+    VERBATIM_WARN(
+        "ending the communicators of RMA failed: out of memory; other ranks may say that this one has ended. Next: "
+        "look "
+        "at what else uses the memory of %s",
+        process_.host_name.c_str());
+  }
+}
+
+void Instance::end_communicators() {
   decltype(comms_) abandoned;
   {
     const MutexLock lock(mutex_);
@@ -116,17 +128,13 @@ Result<ListenComm*> Instance::listen(std::size_t device, std::span<std::uint8_t,
   made->owner = this;
   made->port = &port;
   Result<UniqueFd> socket = tcp_listen(process_.side_channel);
-  if (!socket) {
-    VERBATIM_WARN("listening on %s for RMA failed: %s. Next: look at the limits of the process (ulimit -n)",
-                  process_.side_channel_name.c_str(), to_string(socket.error()).c_str());
-    return socket.error();
-  }
+  if (!socket) return log_listen_failure(socket.error());
   made->socket = std::move(*socket);
   const Result<sockaddr_storage> address = local_address(made->socket);
-  if (!address) return address.error();
+  if (!address) return log_listen_failure(address.error());
   made->handle.address = *address;
   if (const Status filled = fill_random(std::as_writable_bytes(std::span(made->handle.secret))); !filled) {
-    return filled.error();
+    return log_listen_failure(filled.error());
   }
   const MutexLock lock(mutex_);
   made->handle.listener = process_.identity;
@@ -136,6 +144,12 @@ Result<ListenComm*> Instance::listen(std::size_t device, std::span<std::uint8_t,
   ListenComm* const added = made.get();
   listens_.emplace(added, std::move(made));
   return added;
+}
+
+Error Instance::log_listen_failure(const Error& error) const {
+  VERBATIM_WARN("listening on %s for RMA failed: %s. Next: look at the limits of the process (ulimit -n)",
+                process_.side_channel_name.c_str(), to_string(error).c_str());
+  return {error.kind, error.sys_errno, error.operation, true};
 }
 
 Result<CollComm*> Instance::connect(ListenComm& listen, void* const* handles, int ranks, int rank) {

@@ -50,6 +50,9 @@ class Instance {
 
   explicit Instance(Context& context);
   ~Instance();
+  // Closes what the caller has not closed, and waits for the other ranks.
+  void end_communicators();
+  Error log_listen_failure(const Error& error) const;
   void remove_closed();
 
   Context& context_;
