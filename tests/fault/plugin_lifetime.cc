@@ -1,6 +1,5 @@
 #include "plugin_lifetime.h"
 
-#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
@@ -16,6 +15,7 @@
 
 #include "base/unique_fd.h"
 #include "conformance.h"
+#include "dma_buf.h"
 #include "netapi/log.h"
 #include "netapi/plugin.h"
 
@@ -41,28 +41,6 @@ struct Message {
 unsigned char content(std::size_t at) {
   return static_cast<unsigned char>(at * 7 + at / 251 + 1);
 }
-
-// A memfd in place of a dma-buf of GPU memory: softverbs accepts any file that can be mapped.
-class DmaBuf {
- public:
-  DmaBuf() : file_(::memfd_create("dma-buf", MFD_CLOEXEC)) {
-    if (::ftruncate(file_.get(), kBufferBytes) != 0) return;
-    pages_ = ::mmap(nullptr, kBufferBytes, PROT_READ | PROT_WRITE, MAP_SHARED, file_.get(), 0);
-  }
-  ~DmaBuf() {
-    if (is_mapped()) ::munmap(pages_, kBufferBytes);
-  }
-  DmaBuf(const DmaBuf&) = delete;
-  DmaBuf& operator=(const DmaBuf&) = delete;
-
-  bool is_mapped() const { return pages_ != MAP_FAILED; }
-  int fd() const { return file_.get(); }
-  unsigned char* data() const { return static_cast<unsigned char*>(pages_); }
-
- private:
-  const verbatim::UniqueFd file_;
-  void* pages_ = MAP_FAILED;
-};
 
 class PluginLifetime {
  public:
@@ -322,7 +300,7 @@ class PluginLifetime {
   std::vector<unsigned char> source_;
   std::vector<unsigned char> target_ = std::vector<unsigned char>(kBufferBytes);
   std::vector<unsigned char> device_ = std::vector<unsigned char>(kBufferBytes);  // in place of GPU memory
-  const DmaBuf dmabuf_;
+  const DmaBuf dmabuf_{kBufferBytes};
   void* source_mr_ = nullptr;
   void* target_mr_ = nullptr;
   void* device_mr_ = nullptr;

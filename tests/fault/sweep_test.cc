@@ -1,6 +1,5 @@
-// Failure sweep: for every call of a verb, a system call or an allocation in one lifetime of the plugin, a lifetime in
-// which exactly this call fails. Each such lifetime must end with success, or with an error that one log line explains;
-// it must leak nothing, and the next lifetime must work.
+// The failure sweep of a connection's lifetime, for each table of the net plugin: an error is one log line at the end
+// that fails, and at most one at the other end.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <infiniband/verbs.h>
@@ -8,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <csignal>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -22,6 +20,7 @@
 #include <vector>
 
 #include "conformance.h"
+#include "failure_sweep.h"
 #include "lifecycle/process_resources.h"
 #include "plugin_lifetime.h"
 #include "support/fail_nth.h"
@@ -36,31 +35,8 @@ using conformance::ProcessResources;
 using conformance::verbs_alive;
 using verbatim::test::FailNth;
 
-// Upper limit for the calls of one function in a lifetime; a sweep that reaches it does not end.
-constexpr long kMaxCalls = 20'000;
 // Memory that the C library may keep for names, streams and threads.
 constexpr std::size_t kHeapSlack = 64 << 10;
-
-struct Call {
-  const char* name;
-  std::vector<int> errors;
-  // A text that a warning may contain in place of the function's name.
-  const char* named = nullptr;
-};
-
-bool names(const std::vector<std::string>& warnings, const Call& call) {
-  for (const std::string& line : warnings) {
-    if (line.find(call.name) != std::string::npos) return true;
-    if (call.named != nullptr && line.find(call.named) != std::string::npos) return true;
-  }
-  return false;
-}
-
-std::string join(const std::vector<std::string>& lines) {
-  std::string text;
-  for (const std::string& line : lines) text.append("\n  ").append(line);
-  return text;
-}
 
 // Whether the line is from the end that did not fail itself but reports the failure of its peer. Both ends are in this
 // process.
@@ -90,73 +66,11 @@ void expect_one_line(const LifetimeResult& outcome, const Call& call, const std:
   EXPECT_TRUE(names(outcome.warnings, call)) << log;
 }
 
-bool signals_are_blocked() {
-  sigset_t blocked;
-  pthread_sigmask(SIG_SETMASK, nullptr, &blocked);
-  return sigismember(&blocked, SIGTERM) == 1;
-}
-
-class FailureSweep : public ::testing::TestWithParam<int> {
+class FailureSweep : public Sweep, public ::testing::WithParamInterface<int> {
  protected:
-  void sweep(FailNth& fail, const std::vector<Call>& calls) {
-    const LifetimeResult first = run_lifetime(GetParam());
-    ASSERT_EQ(first.failed + first.violation, "") << join(first.warnings);
-    ASSERT_EQ(verbs_alive(), "");
-    run_lifetime(GetParam());
-    const ProcessResources before = ProcessResources::take();
-    long all = 0;
-    long errors = 0;
-    for (const Call& call : calls) {
-      for (const int error : call.errors) {
-        long runs = 0;
-        long failed = 0;
-        while (run_with_failure(fail, call, error, runs + 1, failed)) ASSERT_LT(++runs, kMaxCalls) << call.name;
-        std::printf("%s with %s: %ld runs, %ld with an error\n", call.name, strerrorname_np(error), runs, failed);
-        EXPECT_TRUE(runs > 0 || !expect_each_call_) << call.name;
-        all += runs;
-        errors += failed;
-      }
-    }
-    std::printf("v%d: %ld runs with one failed call each: %ld returned an error, %ld succeeded\n", GetParam(), all,
-                errors, all - errors);
-    EXPECT_GT(all, 0);
-    EXPECT_TRUE(is_restored(before, kHeapSlack));
-  }
-  // Names of files that remain after a lifetime in which this call failed, and should not.
-  virtual std::string files_left(const Call&) { return ""; }
-
-  bool expect_each_call_ = false;  // whether every listed function must be called in a lifetime
-
- private:
-  // Runs the lifetime in which the `nth` of these calls fails; false when there are fewer calls.
-  bool run_with_failure(FailNth& fail, const Call& call, int error, long nth, long& failed) {
-    SCOPED_TRACE(std::string(call.name) + " number " + std::to_string(nth) + " with " + strerrorname_np(error));
-    const ProcessResources before = ProcessResources::take();
-    const LifetimeResult outcome = run_lifetime(GetParam(), {.loaded =
-                                                                 [&] {
-                                                                   watch_library(conformance::options().plugin);
-                                                                   fail.arm(call.name, nth, error);
-                                                                 },
-                                                             .unloaded =
-                                                                 [&] {
-                                                                   fail.disarm();
-                                                                   watch_nothing();
-                                                                 }});
-    const std::string log = outcome.failed + join(outcome.warnings);
-    EXPECT_EQ(outcome.violation, "") << log;
-    EXPECT_EQ(verbs_alive(), "") << log;
-    EXPECT_EQ(files_left(call), "") << log;
-    EXPECT_TRUE(is_restored(before, std::size_t{1} << 30)) << log;
-    EXPECT_FALSE(signals_are_blocked());
+  LifetimeResult run(const Hooks& hooks) override { return run_lifetime(GetParam(), hooks); }
+  void expect_lines(const LifetimeResult& outcome, const Call& call, const std::string& log) override {
     expect_one_line(outcome, call, log);
-    if (!fail.has_failed()) {
-      EXPECT_EQ(log, "") << "although no call failed";
-      return false;
-    }
-    if (!outcome.failed.empty()) ++failed;
-    const LifetimeResult after = run_lifetime(GetParam());
-    EXPECT_EQ(after.failed + after.violation + join(after.warnings), "") << "in the next lifetime: " << log;
-    return true;
   }
 };
 INSTANTIATE_TEST_SUITE_P(Net, FailureSweep, ::testing::Range(6, 13), conformance::version_name);

@@ -1,0 +1,96 @@
+// The failure sweep of an RMA communicator's lifetime, with both tables. A call may fail at either rank; both ranks
+// fail then, and each says so in one line, or both succeed.
+#include <gtest/gtest.h>
+
+#include <cerrno>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "conformance.h"
+#include "failure_sweep.h"
+#include "lifecycle/process_resources.h"
+#include "rma_lifetime.h"
+#include "system_calls.h"
+
+namespace fault {
+namespace {
+
+// Calls that are repeated until something has arrived: how many of them depends on the machine.
+constexpr long kRepeated = 60;
+constexpr std::size_t kRmaRanks = 2;
+
+class RmaSweep : public Sweep, public ::testing::WithParamInterface<int> {
+ protected:
+  RmaSweep() { step_ = conformance::options().shorten; }
+
+  LifetimeResult run(const Hooks& hooks) override { return run_rma_lifetime(GetParam(), hooks); }
+  void expect_lines(const LifetimeResult& outcome, const Call& call, const std::string& log) override {
+    EXPECT_LE(outcome.warnings.size(), kRmaRanks) << log;
+    if (!outcome.failed.empty()) {
+      EXPECT_TRUE(names(outcome.warnings, call)) << log;
+    }
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Rma, RmaSweep, ::testing::Values(13, 14), conformance::version_name);
+
+TEST_P(RmaSweep, EachVerbFails_BothRanksFailOrNone) {
+  sweep(conformance::failing_verb(), {
+                                         {"ibv_get_device_list", {ENOSYS}, "list devices"},
+                                         {"ibv_open_device", {ENODEV}},
+                                         {"ibv_query_device", {EIO}},
+                                         {"ibv_query_port", {EIO}},
+                                         {"ibv_query_gid_ex", {EIO}, "GID"},
+                                         {"ibv_query_pkey", {EIO}},
+                                         {"ibv_alloc_pd", {ENOMEM}},
+                                         {"ibv_dealloc_pd", {EBUSY}},
+                                         {"ibv_reg_mr", {ENOMEM}},
+                                         {"ibv_reg_mr_iova2", {ENOMEM}},
+                                         {"ibv_reg_dmabuf_mr", {EOPNOTSUPP, EINVAL}},
+                                         {"ibv_dereg_mr", {EBUSY}},
+                                         {"ibv_create_cq", {ENOMEM}},
+                                         {"ibv_destroy_cq", {EBUSY}},
+                                         {"ibv_create_qp", {ENOMEM}},
+                                         {"ibv_modify_qp", {EINVAL, ETIMEDOUT}},
+                                         {"ibv_query_qp", {EIO}},
+                                         {"ibv_destroy_qp", {EBUSY}},
+                                         {"ibv_query_ece", {EIO, EOPNOTSUPP}},
+                                         {"ibv_set_ece", {EINVAL, EOPNOTSUPP}},
+                                         {"ibv_get_async_event", {EIO}},
+                                         {"ibv_post_send", {ENOMEM}},
+                                         {"ibv_poll_cq", {EIO}, nullptr, kRepeated},
+                                         {"ibv_close_device", {EBUSY}},
+                                     });
+}
+
+TEST_P(RmaSweep, EachSystemCallFails_BothRanksFailOrNone) {
+  sweep(failing_system_call(), {
+                                   {"socket", {EMFILE}},
+                                   {"bind", {EADDRINUSE}},
+                                   {"listen", {EADDRINUSE}},
+                                   {"connect", {ECONNREFUSED, ENETUNREACH}},
+                                   {"accept4", {EMFILE, EINTR, EBADF}, "accept", kRepeated},
+                                   {"getsockname", {ENOBUFS}},
+                                   {"getsockopt", {ENOBUFS}},
+                                   {"setsockopt", {ENOPROTOOPT}},
+                                   {"poll", {ENOMEM, EINTR}, nullptr, kRepeated},
+                                   {"recv", {ECONNRESET, EINTR}, "rank ", kRepeated},
+                                   {"send", {EPIPE, EINTR}, "rank ", kRepeated},
+                                   {"epoll_create1", {EMFILE}},
+                                   {"epoll_ctl", {ENOSPC}},
+                                   {"epoll_wait", {EINTR}, nullptr, kRepeated},
+                                   {"eventfd", {EMFILE}},
+                                   {"getifaddrs", {EMFILE}, "network interfaces"},
+                                   {"gethostname", {EFAULT}},
+                                   {"getrandom", {ENOSYS, EINTR}},
+                                   {"fcntl64", {EBADF}, "fcntl"},
+                                   {"pthread_create", {EAGAIN}},
+                               });
+}
+
+TEST_P(RmaSweep, EachAllocationFails_BothRanksFailOrNone) {
+  sweep(failing_system_call(), {{"malloc", {ENOMEM}, "memory"}, {"aligned_alloc", {ENOMEM}, "memory"}});
+}
+
+}  // namespace
+}  // namespace fault
