@@ -228,7 +228,7 @@ class Installed(unittest.TestCase):
 
     def test_Completion_OffersValuesAndSubcommands(self):
         self.assertEqual(self.complete("verbatim-perf", "--memory", ""), ["host", "cuda"])
-        self.assertEqual(self.complete("verbatim-perf", "all"), ["all_gather", "all_reduce", "alltoall"])
+        self.assertEqual(self.complete("verbatim-perf", "all"), ["all_gather", "all_reduce", "alltoall", "alltoall_put"])
         self.assertEqual(self.complete("verbatim-perf", "co"), ["cost"])
         self.assertEqual(self.complete("softverbs", "--engine", "i"), ["inline"])
         self.assertEqual(self.complete("softverbs", "re"), ["release"])

@@ -109,10 +109,12 @@ class OneEnd : public ::testing::Test {
     }));
     return type;
   }
-  static void say(const UniqueFd& socket, const wire::Notice& notice) {
+  // False: the other end has closed the connection.
+  static bool try_to_say(const UniqueFd& socket, const wire::Notice& notice) {
     const auto bytes = notice.bytes();
-    ASSERT_EQ(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+    return ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
   }
+  static void say(const UniqueFd& socket, const wire::Notice& notice) { ASSERT_TRUE(try_to_say(socket, notice)); }
   // A new TCP connection that asks to become the side channel.
   static UniqueFd resume(const sockaddr_storage& address, const wire::ConnectionEnd& end = {}) {
     Result<UniqueFd> made = tcp_connect(address, {});

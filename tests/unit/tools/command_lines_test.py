@@ -16,7 +16,7 @@ PROGRAMS = {
     "softverbs-bench": ([], "--engine=1", "--engines"),
     "softverbs-control": (["stats"], "--jso", "--json"),
     "verbatim-eplb": ([], "--schedle", "--schedule"),
-    "verbatim-info": ([], "--rank", "--ranks"),
+    "verbatim-info": ([], "--chanels", "--channels"),
     "verbatim-kv": ([], "--isolaton", "--isolation"),
     "verbatim-model": ([], "--quant", "--quanta"),
     "verbatim-perf": (["cost", "--plugin", "p.so"], "--conections", "--connections"),
