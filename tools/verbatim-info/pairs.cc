@@ -29,6 +29,11 @@ namespace {
 using Json = nlohmann::ordered_json;
 using ranks::Handle;
 
+// Names and log lines can have bytes that are not UTF-8.
+std::string text_of(const nlohmann::json& json) {
+  return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+}
+
 constexpr std::uint64_t kStepTimeoutNs = 10 * kNanosecondsPerSecond;  // to connect all links of a pair; to measure one
 constexpr std::size_t kMessageBytes = std::size_t{1} << 20U;
 constexpr std::size_t kWindow = 8;       // messages under way
@@ -110,14 +115,14 @@ class PairRank final : public ranks::Rank {
   ranks::ExitStatus run() override {
     const PairHost own = open();
     PairReport report;
-    for (const std::string& text : coordinator_.all_gather(nlohmann::json(own).dump())) {
+    for (const std::string& text : coordinator_.all_gather(text_of(own))) {
       report.hosts.push_back(nlohmann::json::parse(text).get<PairHost>());
     }
     failed_with_.resize(own.ports.size());
     works_.resize(own.ports.size());
     for (int round = 0; round < pair_rounds(ranks()); ++round) run_round(round, report.hosts);
     if (context_is_open_) require(plugin_->finalize(context_), "finalize");
-    for (const std::string& text : coordinator_.all_gather(nlohmann::json(sent_).dump())) {
+    for (const std::string& text : coordinator_.all_gather(text_of(sent_))) {
       for (const auto& link : nlohmann::json::parse(text)) report.links.push_back(link.get<PairLink>());
     }
     if (options_.job.rank == 0) print(report);
