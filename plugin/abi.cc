@@ -12,6 +12,7 @@
 #include "exit.h"
 #include "net/transfer/recv_comm.h"
 #include "net/transfer/send_comm.h"
+#include "profiler.h"
 
 namespace verbatim::abi {
 namespace {
@@ -61,11 +62,12 @@ void first_init(const char* table, int version, nccl::DebugLogger logger) {
   }
 }
 
-nccl::Result init(int version, void** context, int traffic_class, nccl::DebugLogger logger) noexcept {
+nccl::Result init(int version, void** context, int traffic_class, nccl::DebugLogger logger,
+                  nccl::ProfilerCallback profiler) noexcept {
   return catch_exceptions("init", [&] {
     *context = nullptr;
     first_init("net", version, logger);
-    return store<Context>(open_context(traffic_class), context);
+    return store<Context>(open_context(traffic_class, profiler_of(profiler)), context);
   });
 }
 
@@ -76,12 +78,12 @@ nccl::Result finalize(void* context) noexcept {
   });
 }
 
-nccl::Result init_process(int version, nccl::DebugLogger logger) noexcept {
+nccl::Result init_process(int version, nccl::DebugLogger logger, nccl::ProfilerCallback profiler) noexcept {
   return catch_exceptions("init", [&] {
     first_init("net", version, logger);
     const MutexLock lock(g_process_context_mutex);
     if (g_process_context.load() != nullptr) return nccl::Result::kSuccess;
-    Result<Context*> opened = open_context(nccl::kNetTrafficClassUndefined);
+    Result<Context*> opened = open_context(nccl::kNetTrafficClassUndefined, profiler_of(profiler));
     if (!opened) return to_nccl(opened.error());
     (*opened)->set_process_wide();
     g_process_context.store(*opened);
@@ -182,14 +184,20 @@ nccl::Result dereg_mr(void*, void* mhandle) noexcept {
   });
 }
 
-nccl::Result isend(void* send_comm, void* data, std::size_t size, int tag, void* mhandle, void** request) noexcept {
-  const MemoryKeys* memory = static_cast<const MemoryHandle*>(mhandle);
-  if (memory == nullptr) {
-    *request = nullptr;
-    if (size != 0) return nccl::Result::kInvalidArgument;
-    memory = &kNoMemory;
-  }
-  return to_nccl(static_cast<SendComm*>(as_comm(send_comm))->isend(data, size, tag, *memory, request));
+namespace {
+
+[[gnu::noinline]] nccl::Result test_flush_or_traced(Request& request, int* done, int* sizes) noexcept {
+  if (request.kind == RequestKind::kFlush) return to_nccl(RecvComm::test_flush(request, done));
+  return to_nccl(request.comm->kind() == CommKind::kSend ? SendComm::test_traced(request, done, sizes)
+                                                         : RecvComm::test_traced(request, done, sizes));
+}
+
+}  // namespace
+
+nccl::Result isend(void* send_comm, void* data, std::size_t size, int tag, void* mhandle, void* profiler_handle,
+                   void** request) noexcept {
+  return to_nccl(static_cast<SendComm*>(as_comm(send_comm))
+                     ->isend(data, size, tag, static_cast<const MemoryHandle*>(mhandle), profiler_handle, request));
 }
 
 nccl::Result iflush(void* recv_comm, int n, void** data, int* sizes, void** mhandles, void** request) noexcept {
@@ -225,9 +233,10 @@ nccl::Result test(void* opaque, int* done, int* sizes) noexcept {
     case RequestKind::kRecvAtomic:
       return to_nccl(RecvComm::test_atomic(request, done, sizes));
     case RequestKind::kFlush:
+    case RequestKind::kTraced:
       break;
   }
-  return to_nccl(RecvComm::test_flush(request, done));
+  return test_flush_or_traced(request, done, sizes);
 }
 
 nccl::Result close_comm(void* opaque) noexcept {

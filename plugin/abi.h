@@ -36,12 +36,13 @@ inline std::span<std::uint8_t, wire::kHandleBytes> handle_bytes(void* handle) {
 }
 
 // v11 and later: one context for each communicator. `traffic_class`: the communicator's or kNetTrafficClassUndefined.
-nccl::Result init(int version, void** context, int traffic_class, nccl::DebugLogger logger) noexcept;
+nccl::Result init(int version, void** context, int traffic_class, nccl::DebugLogger logger,
+                  nccl::ProfilerCallback profiler) noexcept;
 // finalize(nullptr) does nothing.
 nccl::Result finalize(void* context) noexcept;
 
 // v10 and earlier: one context for the process, closed when the library is unloaded.
-nccl::Result init_process(int version, nccl::DebugLogger logger) noexcept;
+nccl::Result init_process(int version, nccl::DebugLogger logger, nccl::ProfilerCallback profiler) noexcept;
 
 // setNetAttr. The attributes are hints.
 nccl::Result announce(void* context, const Announcement& announcement) noexcept;
@@ -59,7 +60,9 @@ nccl::Result reg_mr(void* comm, void* data, std::size_t size, int type, void** m
 nccl::Result reg_mr_dmabuf(void* comm, void* data, std::size_t size, int type, std::uint64_t offset, int fd,
                            void** mhandle) noexcept;
 nccl::Result dereg_mr(void* comm, void* mhandle) noexcept;
-nccl::Result isend(void* send_comm, void* data, std::size_t size, int tag, void* mhandle, void** request) noexcept;
+// `profiler_handle`: nullptr for none.
+nccl::Result isend(void* send_comm, void* data, std::size_t size, int tag, void* mhandle, void* profiler_handle,
+                   void** request) noexcept;
 nccl::Result iflush(void* recv_comm, int n, void** data, int* sizes, void** mhandles, void** request) noexcept;
 nccl::Result test(void* request, int* done, int* sizes) noexcept;
 nccl::Result close_comm(void* comm) noexcept;

@@ -23,13 +23,13 @@ namespace verbatim::abi {
 // Up to v9.
 template <int kVersion>
 nccl::Result init(nccl::DebugLogger logger) noexcept {
-  return init_process(kVersion, logger);
+  return init_process(kVersion, logger, nullptr);
 }
 
 // v10.
 template <int kVersion>
-nccl::Result init(nccl::DebugLogger logger, nccl::ProfilerCallback) noexcept {
-  return init_process(kVersion, logger);
+nccl::Result init(nccl::DebugLogger logger, nccl::ProfilerCallback profiler) noexcept {
+  return init_process(kVersion, logger, profiler);
 }
 
 template <typename CommConfig>
@@ -40,8 +40,8 @@ int traffic_class_of(const CommConfig* config) {
 // From v11 on: a context for each communicator.
 template <int kVersion, typename CommConfig>
 nccl::Result init(void** context, std::uint64_t, CommConfig* config, nccl::DebugLogger logger,
-                  nccl::ProfilerCallback) noexcept {
-  return init(kVersion, context, traffic_class_of(config), logger);
+                  nccl::ProfilerCallback profiler) noexcept {
+  return init(kVersion, context, traffic_class_of(config), logger, profiler);
 }
 
 template <typename Properties>
@@ -130,26 +130,31 @@ nccl::Result reg_mr(void* comm, void* data, int size, int type, void** mhandle) 
 // Up to v8: the size of a message is int.
 nccl::Result isend(void* send_comm, void* data, int size, int tag, void* mhandle, void** request) noexcept {
   if (size < 0) return nccl::Result::kInvalidArgument;
-  return isend(send_comm, data, static_cast<std::size_t>(size), tag, mhandle, request);
+  return isend(send_comm, data, static_cast<std::size_t>(size), tag, mhandle, nullptr, request);
 }
 
-// From v10 on: profiler handles, which this plugin does not use.
-nccl::Result isend(void* send_comm, void* data, std::size_t size, int tag, void* mhandle, void*,
-                   void** request) noexcept {
-  return isend(send_comm, data, size, tag, mhandle, request);
+// v9: the size is size_t. From v10 on there is a profiler handle, and isend of abi.h has the signature of the table.
+nccl::Result isend(void* send_comm, void* data, std::size_t size, int tag, void* mhandle, void** request) noexcept {
+  return isend(send_comm, data, size, tag, mhandle, nullptr, request);
 }
 
 // `sizes` are int up to v8, size_t from v9 on. NCCL's arrays are not copied.
 template <typename Size>
 nccl::Result irecv(void* recv_comm, int n, void** data, Size* sizes, int* tags, void** mhandles,
                    void** request) noexcept {
-  return to_nccl(static_cast<RecvComm*>(as_comm(recv_comm))->irecv<Size>(n, data, sizes, tags, mhandles, request));
+  RecvComm& comm = *static_cast<RecvComm*>(as_comm(recv_comm));
+  if (comm.trace() != nullptr) [[unlikely]]
+    return to_nccl(comm.irecv_traced<Size>(n, data, sizes, tags, mhandles, nullptr, request));
+  return to_nccl(comm.irecv<Size>(n, data, sizes, tags, mhandles, request));
 }
 
 // From v10 on.
-nccl::Result irecv(void* recv_comm, int n, void** data, std::size_t* sizes, int* tags, void** mhandles, void**,
-                   void** request) noexcept {
-  return irecv(recv_comm, n, data, sizes, tags, mhandles, request);
+nccl::Result irecv(void* recv_comm, int n, void** data, std::size_t* sizes, int* tags, void** mhandles,
+                   void** profiler_handles, void** request) noexcept {
+  RecvComm& comm = *static_cast<RecvComm*>(as_comm(recv_comm));
+  if (comm.trace() != nullptr) [[unlikely]]
+    return to_nccl(comm.irecv_traced<std::size_t>(n, data, sizes, tags, mhandles, profiler_handles, request));
+  return to_nccl(comm.irecv<std::size_t>(n, data, sizes, tags, mhandles, request));
 }
 
 // Uses the upper ends of the ranges; -1 means that NCCL does not know the number.

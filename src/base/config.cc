@@ -329,6 +329,13 @@ std::vector<Row> rows() {
        "replaced by the process ID, "
        "`%h` by the host name.",
        any_text(&Config::state_socket)},
+      {"VERBATIM_LATENCY", nullptr, "0 or 1", "0",
+       "Whether each connection measures latencies: see [Latencies](#latencies).",
+       one_of(&Config::latency, {{"0", false}, {"1", true}})},
+      {"VERBATIM_PROFILER", nullptr, "0 or 1", "0",
+       "Whether NCCL's profiler plugin gets an event for each part of a message: see [NCCL's "
+       "profiler](#nccls-profiler).",
+       one_of(&Config::profiler, {{"0", false}, {"1", true}})},
       {"VERBATIM_STATS", nullptr, "path", "none",
        "File for the statistics of each connection as JSON, written when NCCL calls finalize. `%p` is replaced by the "
        "process ID, `%h` by the host name.",

@@ -104,6 +104,8 @@ struct Config {
   unsigned stall_fail_s = 0;         // 0: never
   std::string state_directory;       // VERBATIM_STATE_DIR, base/state_directory.h; empty: the default one
   std::string state_socket;          // path; empty: none; %p and %h as in stats_file
+  bool profiler = false;             // events for NCCL's profiler
+  bool latency = false;              // latencies are measured
   std::string stats_file;            // path; empty: none; %p: process ID, %h: host name
   unsigned close_timeout_ms = 5000;  // more than one retransmission at the default timeout
 

@@ -146,7 +146,7 @@ class Connection {
       case 3: {
         const std::size_t bytes = input.get<std::uint16_t>() % kBufferBytes;
         void* request = nullptr;
-        send_->isend(g_source.data(), bytes, operation >> 6, *source_, &request);
+        send_->isend(g_source.data(), bytes, operation >> 6, &*source_, nullptr, &request);
         if (request != nullptr) sends_.push_back({static_cast<Request*>(request), {}});
         break;
       }

@@ -176,13 +176,13 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) VERBATI
 
 }  // namespace
 
-Result<Context*> open_context(int traffic_class) {
+Result<Context*> open_context(int traffic_class, const Profiler& profiler) {
   Result<Config> config = Config::from_environment();
   if (!config) return config.error();
-  return open_context(std::move(*config), traffic_class);
+  return open_context(std::move(*config), traffic_class, profiler);
 }
 
-Result<Context*> open_context(Config config, int traffic_class) {
+Result<Context*> open_context(Config config, int traffic_class, const Profiler& profiler) {
   if (const Status fits = check_traffic_class(traffic_class); !fits) return fits.error();
   std::unique_ptr<ProcessState> opened;  // becomes g_process once nothing can fail any more
   const MutexLock lock(g_mutex);
@@ -192,8 +192,9 @@ Result<Context*> open_context(Config config, int traffic_class) {
     if (!process) return process.error();
     opened = std::move(*process);
   }
+  if (config.latency) begin_tick_scale();
   ProcessState& process = opened != nullptr ? *opened : *g_process;
-  auto* context = new Context(std::move(config), traffic_class, process.contexts_made++, process);
+  auto* context = new Context(std::move(config), traffic_class, process.contexts_made++, process, profiler);
   process.contexts.insert(context);
   if (opened != nullptr) g_process = opened.release();
   return context;
@@ -300,12 +301,13 @@ Result<std::size_t> merge_devices(const int* members, int count, std::size_t max
   return merged;
 }
 
-Context::Context(Config config, int traffic_class, std::uint32_t ordinal, ProcessState& process)
+Context::Context(Config config, int traffic_class, std::uint32_t ordinal, ProcessState& process,
+                 const Profiler& profiler)
     : rma_overwrites_(traffic_class),
       config_(std::move(config)),
       process_(process),
       endpoints_(config_, process.pools),
-      comm_settings_{config_, process.host_name, process.config.max_recvs, &registrations_, this},
+      comm_settings_{config_, process.host_name, process.config.max_recvs, &registrations_, this, profiler},
       connect_settings_{comm_settings_,
                         endpoints_,
                         process.listener,

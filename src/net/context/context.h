@@ -41,7 +41,7 @@ struct ProcessParts {
 // One init of NCCL: from v11 on one per communicator, before that one per process. Any thread.
 class Context {
  public:
-  Context(Config config, int traffic_class, std::uint32_t ordinal, ProcessState& process);
+  Context(Config config, int traffic_class, std::uint32_t ordinal, ProcessState& process, const Profiler& profiler);
   ~Context();
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
@@ -105,9 +105,9 @@ class Context {
 };
 
 // Reads the configuration and, the first time, opens the devices. An error has been logged.
-Result<Context*> open_context(int traffic_class);
+Result<Context*> open_context(int traffic_class, const Profiler& profiler = {});
 // The same with a configuration that the caller has read.
-Result<Context*> open_context(Config config, int traffic_class);
+Result<Context*> open_context(Config config, int traffic_class, const Profiler& profiler = {});
 
 // Destroys the context with everything that it owns, and the process state with the last context.
 void close_context(Context* context);

@@ -73,13 +73,14 @@ std::string stats_json(const std::string& host, std::uint64_t process_id,
       ",\n\"recv\":" + total(connections, false) + "},\n\"connections\":[";
   const char* separator = "\n";
   for (const ConnectionStats& connection : connections) {
-    out += separator + json_object({json_field("direction", connection.sends ? "send" : "recv"),
-                                    json_field("device", connection.device), json_field("peer", connection.peer_host),
-                                    json_field("peer_process", hexadecimal(connection.peer_process)),
-                                    json_field("qps", connection.qps), json_field("lanes", connection.lanes),
-                                    json_field("lanes_down", connection.lanes_down), outages_json(connection.outages),
-                                    json_field("completion", connection.atomic ? "atomic" : "imm"),
-                                    count_fields(connection.transfer_counts, connection.sends)});
+    out += separator +
+           json_object({json_field("direction", connection.sends ? "send" : "recv"),
+                        json_field("device", connection.device), json_field("peer", connection.peer_host),
+                        json_field("peer_process", hexadecimal(connection.peer_process)),
+                        json_field("qps", connection.qps), json_field("lanes", connection.lanes),
+                        json_field("lanes_down", connection.lanes_down), outages_json(connection.outages),
+                        json_field("completion", connection.atomic ? "atomic" : "imm"),
+                        count_fields(connection.transfer_counts, connection.sends), latency_json(connection.latency)});
     separator = ",\n";
   }
   return out + "\n]}\n";

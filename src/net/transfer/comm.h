@@ -22,6 +22,7 @@
 #include "net/diagnose/failure.h"
 #include "net/transfer/comm_observer.h"
 #include "net/transfer/comm_settings.h"
+#include "net/transfer/comm_trace.h"
 #include "net/transfer/connection_stats.h"
 #include "net/transfer/endpoint.h"
 #include "net/transfer/failover.h"
@@ -186,6 +187,9 @@ class Comm {
   };
   virtual Activity take_activity() = 0;
 
+  // nullptr: nothing is measured or reported. With one, the traced functions of the comm are to be called.
+  CommTrace* trace() const { return trace_.get(); }
+
   // Any thread.
   Result<std::unique_ptr<MemoryHandle>> register_memory(const MrRequest& request);
 
@@ -199,6 +203,9 @@ class Comm {
   virtual const void* peer_written_memory() const = 0;
   // wire::Capability bits of the hello.
   virtual std::uint32_t capabilities() const = 0;
+
+  // At the end of connect: makes the CommTrace if the settings ask for it. Whether there is one.
+  bool start_trace();
 
   // ---- lanes that fail
 
@@ -358,6 +365,7 @@ class Comm {
   // A member, not a local array: calls that find nothing then save no registers.
   ibv_wc completions_[kPollBatch];
   const CommSettings& settings_;
+  std::unique_ptr<CommTrace> trace_;
   const char* atomics_refused_ = nullptr;
   ControlMemory control_;  // outlives the QPs through which the peer writes it
   Endpoint endpoint_;

@@ -4,6 +4,7 @@
 #include <string>
 
 #include "base/config.h"
+#include "net/transfer/comm_trace.h"
 
 namespace verbatim {
 
@@ -15,6 +16,7 @@ struct CommSettings {
   unsigned max_recvs = 1;                  // members of a grouped receive, as announced to NCCL
   Registrations* registrations = nullptr;  // keeps what NCCL registers through these comms
   void* owner = nullptr;                   // opaque: the plugin finds by it the context of a comm
+  Profiler profiler = {};                  // without a callback: none
 };
 
 }  // namespace verbatim

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "net/transfer/latency_histogram.h"
 #include "wire/limits.h"
 
 namespace verbatim {
@@ -36,6 +37,7 @@ struct ConnectionStats {
   std::size_t lanes_down = 0;
   std::vector<LaneOutage> outages;  // the last ones
   TransferCounts transfer_counts;
+  LatencyStats latency;  // empty: not measured
 };
 
 }  // namespace verbatim

@@ -102,6 +102,9 @@ Result<bool> RecvComm::connect(const wire::Hello& remote, int traffic_class, Ver
   cts_work_.opcode = IBV_WR_RDMA_WRITE;
   enable_failover();
   use_cts_queue(fastest_qp(working_shares()));
+  if (start_trace()) {
+    for (RecvRequest& request : requests_) request.kind = RequestKind::kTraced;
+  }
   return true;
 }
 

@@ -44,6 +44,12 @@ class RecvComm final : public CommProgress<RecvComm> {
   ErrorKind irecv(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
                   void** request) noexcept;
 
+  // The same of a comm that has a CommTrace. `profiler_handles`: of the members, may be nullptr.
+  template <typename Size>
+  ErrorKind irecv_traced(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
+                         void* const* profiler_handles, void** request) noexcept;
+  static ErrorKind test_traced(Request& request, int* done, int* sizes) noexcept;
+
   // Makes what arrived in `data` visible to the GPU. nullptr without error(): nothing needs to be flushed. The first
   // call for GPU memory creates the flush QPs.
   Request* iflush(const void* data, const MemoryKeys& memory);

@@ -10,8 +10,9 @@ namespace verbatim {
 
 class Comm;
 
-// kRecvAtomic: a receive whose arrival an atomic signals in memory.
-enum class RequestKind : std::uint8_t { kSend, kRecv, kRecvAtomic, kFlush };
+// kRecvAtomic: a receive whose arrival an atomic signals in memory. kTraced: a send or receive of a comm with a
+// CommTrace.
+enum class RequestKind : std::uint8_t { kSend, kRecv, kRecvAtomic, kFlush, kTraced };
 // kDoneUnconfirmed: reported done to NCCL, but the sender may not have used its CTS entry yet.
 enum class RequestState : std::uint8_t { kFree, kPending, kDone, kDoneUnconfirmed };
 

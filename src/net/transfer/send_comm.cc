@@ -118,6 +118,10 @@ Result<bool> SendComm::connect(const wire::Hello& remote, int traffic_class, Ver
     single_limit_bytes_ = separate_limit_bytes_ = 0;  // send_single keeps no log
   }
   empty_signal_.wr.rdma.remote_addr = record_address_;
+  if (start_trace()) {
+    isend_ = isend_traced;
+    for (SendRequest& request : requests_) request.kind = RequestKind::kTraced;
+  }
   return true;
 }
 
@@ -127,8 +131,8 @@ std::uint32_t SendComm::remote_key(std::uint32_t index, std::size_t remote_devic
 }
 
 // The steps of isend are functions of their own so that the shortest, a refused isend, saves no registers.
-ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
-                          void** request) noexcept {
+[[gnu::always_inline]] inline ErrorKind SendComm::send_to_head(const void* data, std::size_t bytes, int tag,
+                                                               const MemoryKeys& memory, void** request) noexcept {
   *request = nullptr;
   if (group_.open_members != 0) return send_member(data, bytes, tag, memory, request);
   if (!ready(head_entry_, head())) {
@@ -145,6 +149,16 @@ ErrorKind SendComm::isend(const void* data, std::size_t bytes, int tag, const Me
     if (is_single()) return send_single<true>(data, bytes, tag, memory, request);
   }
   return begin_group(data, bytes, tag, memory, request);
+}
+
+ErrorKind SendComm::isend_plain(SendComm& comm, const void* data, std::size_t bytes, int tag, const MemoryKeys* memory,
+                                void*, void** request) noexcept {
+  if (memory == nullptr) {
+    *request = nullptr;
+    if (bytes != 0) return ErrorKind::kArgument;
+    memory = &kNoMemory;
+  }
+  return comm.send_to_head(data, bytes, tag, *memory, request);
 }
 
 ErrorKind SendComm::no_matching_receive() noexcept {

@@ -38,12 +38,17 @@ class SendComm final : public CommProgress<SendComm> {
   // `remote` says whether atomics signal arrivals.
   Result<bool> connect(const wire::Hello& remote, int traffic_class, VerbBudget& budget) override;
 
-  // Sends `bytes` at `data` to the next receive with `tag`. `*request` becomes nullptr when
-  // there is no such receive yet: call again.
-  ErrorKind isend(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory, void** request) noexcept;
+  // Sends `bytes` at `data` to the next receive with `tag`. `*request` becomes nullptr when there is no such receive
+  // yet: call again. `memory` may be nullptr for zero bytes, `profiler_handle` for none.
+  ErrorKind isend(const void* data, std::size_t bytes, int tag, const MemoryKeys* memory, void* profiler_handle,
+                  void** request) noexcept {
+    return isend_(*this, data, bytes, tag, memory, profiler_handle, request);
+  }
 
   // Whether `request` is done; if so it is free again and `*sizes` (which may be nullptr) has its bytes.
   static ErrorKind test(Request& request, int* done, int* sizes) noexcept;
+  // The same of a comm that has a CommTrace.
+  static ErrorKind test_traced(Request& request, int* done, int* sizes) noexcept;
 
   TransferCounts transfer_counts() const override {
     return {.messages = head_, .bytes = bytes_, .groups = {}, .optional = 0};
@@ -174,6 +179,15 @@ class SendComm final : public CommProgress<SendComm> {
     return *reinterpret_cast<WriteSources*>(control_.data() + entry_bytes_ * wire::kRingEntries);
   }
 
+  // What isend calls: without or with a CommTrace. A pointer costs the former no branch.
+  using Isend = ErrorKind (*)(SendComm& comm, const void* data, std::size_t bytes, int tag, const MemoryKeys* memory,
+                              void* profiler_handle, void** request) noexcept;
+  static ErrorKind isend_plain(SendComm& comm, const void* data, std::size_t bytes, int tag, const MemoryKeys* memory,
+                               void* profiler_handle, void** request) noexcept;
+  static ErrorKind isend_traced(SendComm& comm, const void* data, std::size_t bytes, int tag, const MemoryKeys* memory,
+                                void* profiler_handle, void** request) noexcept;
+  ErrorKind send_to_head(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
+                         void** request) noexcept;
   template <bool kSeparate>
   ErrorKind send_single(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory, void** out) noexcept;
   ErrorKind begin_group(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
@@ -278,6 +292,10 @@ class SendComm final : public CommProgress<SendComm> {
       member->state = RequestState::kDone;
     } while (++member != end);
   }
+  void stop_completed_parts() noexcept;
+  void start_events(std::uint32_t first, std::uint32_t members, const CommTrace::PostedPart& part) noexcept;
+  void start_noted() noexcept;
+  void start_posted(std::uint64_t first, const SendQueue& queue) noexcept;
   void post_missing_parts();
   void post_again(const MissingPart& missing);
   std::optional<std::uint32_t> overwritten_members(std::uint32_t first_member, std::uint32_t group_size) const;
@@ -292,6 +310,7 @@ class SendComm final : public CommProgress<SendComm> {
 
   const std::size_t entry_bytes_;
   const std::size_t ready_offset_;
+  Isend isend_ = isend_plain;
   const std::byte* head_entry_ = nullptr;  // the head group's first CTS entry
   SingleWriter<std::uint64_t> head_;       // its number, which is also the number of messages sent
   std::vector<Turn> turns_;                // a ring, see qp_turns

@@ -129,7 +129,7 @@ class ConnectedComms {
   // nullptr: not yet, or the comm has failed.
   Request* isend(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory) {
     void* request = nullptr;
-    const ErrorKind result = send().isend(data, bytes, tag, memory, &request);
+    const ErrorKind result = send().isend(data, bytes, tag, &memory, nullptr, &request);
     EXPECT_EQ(result == ErrorKind::kNone, send().error() == nullptr);
     return static_cast<Request*>(request);
   }

@@ -35,6 +35,20 @@ TEST(Stats, UnwritableFile_IsError) {
   EXPECT_FALSE(write_stats("/nonexistent/directory/stats.json", "{}"));
 }
 
+TEST(Latency, EveryDuration_IsInBucketOfASixteenth) {
+  std::size_t last = 0;
+  for (std::uint64_t ticks = 0; ticks < (std::uint64_t{1} << 43); ticks += 1 + ticks / 97) {
+    const std::size_t bucket = LatencyHistogram::bucket_of(ticks);
+    const std::uint64_t first = LatencyHistogram::first_of(bucket);
+    const std::uint64_t end = LatencyHistogram::first_of(bucket + 1);
+    ASSERT_GE(bucket, last) << ticks;
+    ASSERT_TRUE(first <= ticks && ticks < end) << ticks;
+    ASSERT_LE(end - first, 1 + first / 16) << ticks;
+    last = bucket;
+  }
+  EXPECT_EQ(LatencyHistogram::bucket_of(~std::uint64_t{0}), LatencyHistogram::kBuckets - 1);
+}
+
 // When messages have gone over a connection and the context ends / expect the file to say what they were.
 TEST(Stats, ContextClosed_FileHasTotalsOfBothEnds) {
   const ScratchDirectory directory;

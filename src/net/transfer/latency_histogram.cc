@@ -1,0 +1,55 @@
+#include "net/transfer/latency_histogram.h"
+
+#include "base/mutex.h"
+
+namespace verbatim {
+namespace {
+
+struct TickBase {
+  std::uint64_t ns = 0;  // 0: not begun
+  std::uint64_t ticks = 0;
+};
+
+constinit Mutex g_tick_mutex;
+TickBase g_tick_base VERBATIM_GUARDED_BY(g_tick_mutex);
+
+}  // namespace
+
+void begin_tick_scale() {
+  const MutexLock lock(g_tick_mutex);
+  if (g_tick_base.ns == 0) g_tick_base = {monotonic_ns(), read_ticks()};
+}
+
+TickScale::TickScale() {
+  const MutexLock lock(g_tick_mutex);
+  const std::uint64_t ticks = read_ticks() - g_tick_base.ticks;
+  const std::uint64_t passed_ns = monotonic_ns() - g_tick_base.ns;
+  if (ticks != 0) nanoseconds_per_tick_ = static_cast<double>(passed_ns) / static_cast<double>(ticks);
+}
+
+std::string latency_json(const LatencyStats& stats) {
+  if (stats.empty()) return "\"latency\":null";
+  std::string latencies;
+  for (const LatencyCounts& counts : stats) {
+    std::string buckets;
+    for (const LatencyBucket& bucket : counts.buckets) {
+      if (!buckets.empty()) buckets += ",";
+      buckets += "[" + std::to_string(bucket.below_ns) + "," + std::to_string(bucket.count) + "]";
+    }
+    if (!latencies.empty()) latencies += ",";
+    latencies += "\"" + std::string(counts.name) + "\":[" + buckets + "]";
+  }
+  return "\"latency\":{" + latencies + "}";
+}
+
+std::vector<LatencyBucket> LatencyHistogram::read(const TickScale& scale) const {
+  std::vector<LatencyBucket> buckets;
+  for (std::size_t i = 0; i < counts_.size(); ++i) {
+    if (const std::uint64_t count = counts_[i]; count != 0) {
+      buckets.push_back({scale.nanoseconds(first_of(i + 1)) + 1, count});
+    }
+  }
+  return buckets;
+}
+
+}  // namespace verbatim

@@ -1,0 +1,137 @@
+// isend, irecv and test of comms with a CommTrace. isend does not say which QP has taken a message that is posted at
+// once: that is the QP whose turn it was. All other parts are noted when they are posted.
+#include <utility>
+
+#include "net/transfer/recv_comm.h"
+#include "net/transfer/send_comm.h"
+
+namespace verbatim {
+namespace {
+
+constexpr std::uint64_t kNotPolled = ~std::uint64_t{0};  // wr_id of an entry of completions_ without completion
+
+}  // namespace
+
+ErrorKind SendComm::isend_traced(SendComm& comm, const void* data, std::size_t bytes, int tag, const MemoryKeys* memory,
+                                 void* profiler_handle, void** request) noexcept {
+  const std::uint64_t first = comm.head_;
+  const SendQueue& queue = *comm.turn_->queue;
+  const ErrorKind result = isend_plain(comm, data, bytes, tag, memory, nullptr, request);
+  CommTrace& trace = *comm.trace_;
+  if (*request != nullptr) {
+    const SendRequest& accepted = static_cast<SendRequest&>(*static_cast<Request*>(*request));
+    const auto index = static_cast<std::uint32_t>(&accepted - comm.requests_.data());
+    trace.accepted(index);
+    if (trace.profiles()) trace.keep_handle(index, profiler_handle);
+  }
+  if (trace.profiles()) comm.start_posted(first, queue);
+  return result;
+}
+
+// Starts the events of what isend has posted: `first` is the head before the call, `queue` had its turn.
+void SendComm::start_posted(std::uint64_t first, const SendQueue& queue) noexcept {
+  const auto members = static_cast<std::uint32_t>(head_ - first);  // of the group that the message has completed
+  const std::uint32_t index = wire::ring_index(static_cast<std::uint32_t>(first));
+  bool noted = false;
+  for (const CommTrace::PostedPart& part : trace_->noted()) noted = noted || part.index == index;
+  start_noted();
+  if (members == 0 || noted || pending_post_.active || error() != nullptr) return;
+  start_events(index, members, {index, {queue.index, kWholeMessage}, encode_send_work(index, queue.index, 0, true)});
+}
+
+ErrorKind SendComm::test_traced(Request& base, int* done, int* sizes) noexcept {
+  auto& request = static_cast<SendRequest&>(base);
+  SendComm& comm = *static_cast<SendComm*>(base.comm);
+  const bool profiles = comm.trace_->profiles();
+  if (profiles) {
+    for (ibv_wc& completion : comm.completions_) completion.wr_id = kNotPolled;
+  }
+  const ErrorKind result = test(base, done, sizes);
+  if (profiles) {
+    comm.start_noted();
+    comm.stop_completed_parts();
+  }
+  if (*done == 0) return result;
+  const auto index = static_cast<std::uint32_t>(&request - comm.requests_.data());
+  comm.trace_->sent(index);
+  if (comm.trace_->profiles()) comm.trace_->stop_all(index);
+  return result;
+}
+
+void SendComm::start_noted() noexcept {
+  for (const CommTrace::PostedPart& part : trace_->noted()) {
+    start_events(part.index, requests_[part.index].group_size, part);
+  }
+  trace_->clear_noted();
+}
+
+// For the members of a group of which a part was posted.
+void SendComm::start_events(std::uint32_t first, std::uint32_t members, const CommTrace::PostedPart& part) noexcept {
+  const SendQueue& queue = queues_[part.stripe.queue];
+  for (std::uint32_t i = 0; i < members; ++i) {
+    const std::uint64_t bytes = requests_[first + i].bytes;
+    trace_->start(first + i, part.stripe.queue,
+                  {.device = queue.device,
+                   .wr_id = part.wr_id,
+                   .opcode = IBV_WR_RDMA_WRITE,
+                   .qp_num = static_cast<int>(queue.qp->qp_num),
+                   .bytes = stripe_end(bytes, part.stripe) - stripe_begin(bytes, part.stripe)});
+  }
+}
+
+// Stops the events of the parts whose completions were polled last. What other polls have found ends with its message.
+void SendComm::stop_completed_parts() noexcept {
+  for (const ibv_wc& completion : completions_) {
+    const auto index = static_cast<std::uint32_t>(completion.wr_id & 0xffff);
+    if (completion.wr_id == kNotPolled || completion.status != IBV_WC_SUCCESS || index >= requests_.size()) continue;
+    if ((completion.wr_id & (kSendPartDone | kSendSingle)) != kSendPartDone) continue;
+    const std::uint32_t members = requests_[index].group_size;
+    for (std::uint32_t i = 0; i < members; ++i) trace_->stop_queue(index + i, completion.wr_id >> 16 & 0xffff);
+  }
+}
+
+// The event of a receive lasts from its CTS entry to the arrival of all of its parts.
+template <typename Size>
+ErrorKind RecvComm::irecv_traced(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
+                                 void* const* profiler_handles, void** out) noexcept {
+  trace_->receive_called();
+  const ErrorKind result = irecv<Size>(n, data, sizes, tags, handles, out);
+  if (*out == nullptr) return result;
+  const RecvRequest& request = static_cast<RecvRequest&>(*static_cast<Request*>(*out));
+  if (request.optional_completion) {
+    trace_->ignore_call();
+    return result;
+  }
+  const std::uint32_t index = wire::ring_index(request.first_member);
+  trace_->accepted(index);
+  if (!trace_->profiles()) return result;
+  for (std::uint32_t i = 0; i < request.group_size; ++i) {
+    trace_->keep_handle(index + i, profiler_handles != nullptr ? profiler_handles[i] : nullptr);
+    trace_->start(index + i, cts_queue_,
+                  {.device = endpoint_.qps()[cts_queue_].device,
+                   .wr_id = cts_work_.wr_id,
+                   .opcode = cts_work_.opcode,
+                   .qp_num = static_cast<int>(cts_qp_->qp_num),
+                   .bytes = posted_[index + i]});
+  }
+  return result;
+}
+
+template ErrorKind RecvComm::irecv_traced(int, void* const*, const int*, const int*, void* const*, void* const*,
+                                          void**) noexcept;
+template ErrorKind RecvComm::irecv_traced(int, void* const*, const std::size_t*, const int*, void* const*, void* const*,
+                                          void**) noexcept;
+
+ErrorKind RecvComm::test_traced(Request& base, int* done, int* sizes) noexcept {
+  auto& request = static_cast<RecvRequest&>(base);
+  RecvComm& comm = *static_cast<RecvComm*>(base.comm);
+  const ErrorKind result = comm.arrivals_ != nullptr ? test_atomic(base, done, sizes) : test(base, done, sizes);
+  if (*done == 0 || request.optional_completion) return result;
+  const std::uint32_t index = wire::ring_index(request.first_member);
+  comm.trace_->received(index);
+  if (!comm.trace_->profiles()) return result;
+  for (std::uint32_t i = 0; i < request.group_size; ++i) comm.trace_->stop_all(index + i);
+  return result;
+}
+
+}  // namespace verbatim
