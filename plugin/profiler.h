@@ -3,7 +3,7 @@
 
 #include "nccl/profiler_net_ib.h"
 #include "nccl/types.h"
-#include "net/transfer/comm_trace.h"
+#include "net/transfer/profiler_events.h"
 
 namespace verbatim::abi {
 

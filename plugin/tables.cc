@@ -143,8 +143,9 @@ template <typename Size>
 nccl::Result irecv(void* recv_comm, int n, void** data, Size* sizes, int* tags, void** mhandles,
                    void** request) noexcept {
   RecvComm& comm = *static_cast<RecvComm*>(as_comm(recv_comm));
-  if (comm.trace() != nullptr) [[unlikely]]
-    return to_nccl(comm.irecv_traced<Size>(n, data, sizes, tags, mhandles, nullptr, request));
+  if (comm.observed()) [[unlikely]] {
+    return to_nccl(comm.irecv_observed<Size>(n, data, sizes, tags, mhandles, nullptr, request));
+  }
   return to_nccl(comm.irecv<Size>(n, data, sizes, tags, mhandles, request));
 }
 
@@ -152,8 +153,9 @@ nccl::Result irecv(void* recv_comm, int n, void** data, Size* sizes, int* tags, 
 nccl::Result irecv(void* recv_comm, int n, void** data, std::size_t* sizes, int* tags, void** mhandles,
                    void** profiler_handles, void** request) noexcept {
   RecvComm& comm = *static_cast<RecvComm*>(as_comm(recv_comm));
-  if (comm.trace() != nullptr) [[unlikely]]
-    return to_nccl(comm.irecv_traced<std::size_t>(n, data, sizes, tags, mhandles, profiler_handles, request));
+  if (comm.observed()) [[unlikely]] {
+    return to_nccl(comm.irecv_observed<std::size_t>(n, data, sizes, tags, mhandles, profiler_handles, request));
+  }
   return to_nccl(comm.irecv<std::size_t>(n, data, sizes, tags, mhandles, request));
 }
 

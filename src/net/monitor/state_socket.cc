@@ -77,7 +77,7 @@ std::string connection_json(const MonitoredConnection& connection) {
        "\"error\":" + (failure != nullptr ? json_text(*failure) : "null"),
        "\"stall_cause\":" + (detector.reported() ? json_text(cause()) : "null"), "\"local\":" + status_json(status),
        "\"peer\":" + (detector.peer() ? status_json(*detector.peer()) : "null"),
-       latency_json(comm.trace() != nullptr ? comm.trace()->latency(status.sends != 0) : LatencyStats{})});
+       latency_json(comm.latencies())});
 }
 
 }  // namespace

@@ -55,16 +55,13 @@ ConnectionStats Comm::stats() const {
   stats.lanes_down = lanes_down();
   if (failover_ != nullptr) stats.outages = failover_->outages();
   stats.transfer_counts = transfer_counts();
-  if (trace_ != nullptr) stats.latency = trace_->latency(stats.sends);
+  stats.latency = latencies();
   return stats;
 }
 
-bool Comm::start_trace() {
-  const Profiler profiler = settings_.config.profiler ? settings_.profiler : Profiler{};
-  if (trace_ == nullptr && (settings_.config.latency || profiler.callback != nullptr)) {
-    trace_ = std::make_unique<CommTrace>(settings_.config.latency, profiler);
-  }
-  return trace_ != nullptr;
+std::unique_ptr<ProfilerEvents> Comm::make_profiler_events() const {
+  if (!settings_.config.profiler || settings_.profiler.callback == nullptr) return nullptr;
+  return std::make_unique<ProfilerEvents>(settings_.profiler);
 }
 
 void Comm::set_signal(ibv_event_type event, const Device& device) {

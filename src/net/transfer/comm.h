@@ -22,12 +22,12 @@
 #include "net/diagnose/failure.h"
 #include "net/transfer/comm_observer.h"
 #include "net/transfer/comm_settings.h"
-#include "net/transfer/comm_trace.h"
 #include "net/transfer/connection_stats.h"
 #include "net/transfer/endpoint.h"
 #include "net/transfer/failover.h"
 #include "net/transfer/failure_state.h"
 #include "net/transfer/memory.h"
+#include "net/transfer/profiler_events.h"
 #include "net/transfer/request.h"
 #include "net/transfer/single_writer.h"
 #include "wire/notice.h"
@@ -187,8 +187,8 @@ class Comm {
   };
   virtual Activity take_activity() = 0;
 
-  // nullptr: nothing is measured or reported. With one, the traced functions of the comm are to be called.
-  CommTrace* trace() const { return trace_.get(); }
+  // With VERBATIM_LATENCY: any thread. Empty: not measured.
+  virtual LatencyStats latencies() const = 0;
 
   // Any thread.
   Result<std::unique_ptr<MemoryHandle>> register_memory(const MrRequest& request);
@@ -204,8 +204,8 @@ class Comm {
   // wire::Capability bits of the hello.
   virtual std::uint32_t capabilities() const = 0;
 
-  // At the end of connect: makes the CommTrace if the settings ask for it. Whether there is one.
-  bool start_trace();
+  // At the end of connect, if NCCL's profiler gets events.
+  std::unique_ptr<ProfilerEvents> make_profiler_events() const;
 
   // ---- lanes that fail
 
@@ -365,7 +365,7 @@ class Comm {
   // A member, not a local array: calls that find nothing then save no registers.
   ibv_wc completions_[kPollBatch];
   const CommSettings& settings_;
-  std::unique_ptr<CommTrace> trace_;
+  std::unique_ptr<ProfilerEvents> profiler_events_;
   const char* atomics_refused_ = nullptr;
   ControlMemory control_;  // outlives the QPs through which the peer writes it
   Endpoint endpoint_;

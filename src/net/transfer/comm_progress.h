@@ -3,7 +3,8 @@
 //   complete(completion)           processes any completion
 //   complete_simple(completion)    processes a completion of the most frequent kind and returns true; any other
 //                                  completion is left alone, and the result is false
-//   retire(request, done, sizes)   frees a request that is done and reports its sizes
+//   retire<kTimed>(request, done, sizes)   frees a request that is done and reports its sizes; kTimed: latencies are
+//                                  measured
 //   resume_pending_post()          continues a post that waits for free send work requests
 #pragma once
 
@@ -27,10 +28,10 @@ class CommProgress : public Comm {
 
   // Sets `*done` to whether `request` is done. A request that is done is freed, and its sizes are stored in `sizes`
   // (may be nullptr).
-  template <typename R>
+  template <bool kTimed, typename R>
   static ErrorKind test_request(R& request, int* done, int* sizes) noexcept {
-    if (request.state != RequestState::kDone) return poll_and_test(request, done, sizes);
-    return Derived::retire(request, done, sizes);
+    if (request.state != RequestState::kDone) return poll_and_test<kTimed>(request, done, sizes);
+    return Derived::template retire<kTimed>(request, done, sizes);
   }
 
   // Stores completions of the first CQ in completions_. Returns their number, negative when polling failed.
@@ -41,7 +42,7 @@ class CommProgress : public Comm {
 
   // Short for the two frequent results of a poll: no completion, or one completion of the most frequent kind. If it
   // were inlined, a member of a group of eight would take 220 instructions instead of 209 (g++ 12, as in tests/perf).
-  template <typename R>
+  template <bool kTimed, typename R>
   [[gnu::noinline]] static ErrorKind poll_and_test(R& request, int* done, int* sizes) noexcept {
     Derived& comm = *static_cast<Derived*>(request.comm);
     const int polled = comm.poll_first_cq();
@@ -51,19 +52,19 @@ class CommProgress : public Comm {
       return ErrorKind::kNone;
     }
     const bool simple = polled == 1 && comm.complete_simple(comm.completions_[0]);
-    if (simple && request.state == RequestState::kDone) return Derived::retire(request, done, sizes);
-    return process_completions(request, done, sizes, simple ? 0 : polled);
+    if (simple && request.state == RequestState::kDone) return Derived::template retire<kTimed>(request, done, sizes);
+    return process_completions<kTimed>(request, done, sizes, simple ? 0 : polled);
   }
 
   // If it were inlined, a message alone would take 420 instructions instead of 409, a test without completion 41
   // instead of 35.
-  template <typename R>
+  template <bool kTimed, typename R>
   [[gnu::noinline]] static ErrorKind process_completions(R& request, int* done, int* sizes, int polled) noexcept {
     Derived& comm = *static_cast<Derived*>(request.comm);
     comm.tested_ = true;
     for (int i = 0; i < polled; ++i) comm.complete(comm.completions_[i]);
     if (comm.slow_path_flags() != 0 || polled < 0) comm.run_slow_path(polled);
-    if (request.state == RequestState::kDone) return Derived::retire(request, done, sizes);
+    if (request.state == RequestState::kDone) return Derived::template retire<kTimed>(request, done, sizes);
     *done = 0;
     return comm.result();
   }

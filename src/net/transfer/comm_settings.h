@@ -4,7 +4,7 @@
 #include <string>
 
 #include "base/config.h"
-#include "net/transfer/comm_trace.h"
+#include "net/transfer/profiler_events.h"
 
 namespace verbatim {
 

@@ -42,14 +42,24 @@ std::string latency_json(const LatencyStats& stats) {
   return "\"latency\":{" + latencies + "}";
 }
 
-std::vector<LatencyBucket> LatencyHistogram::read(const TickScale& scale) const {
-  std::vector<LatencyBucket> buckets;
-  for (std::size_t i = 0; i < counts_.size(); ++i) {
-    if (const std::uint64_t count = counts_[i]; count != 0) {
-      buckets.push_back({scale.nanoseconds(first_of(i + 1)) + 1, count});
+LatencyHistogram::Counts LatencyHistogram::counts() const {
+  Counts counts;
+  for (std::size_t bucket = 0; bucket < kBuckets; ++bucket) counts[place_of(bucket)] = counts_[bucket];
+  return counts;
+}
+
+std::vector<LatencyBucket> buckets(const LatencyHistogram::Counts& counts, const TickScale& scale) {
+  std::vector<LatencyBucket> found;
+  for (std::size_t place = 0; place < counts.size(); ++place) {
+    if (counts[place] == 0) continue;
+    const std::uint64_t below_ns = scale.nanoseconds(LatencyHistogram::first_of(place + 1)) + 1;
+    if (!found.empty() && found.back().below_ns == below_ns) {
+      found.back().count += counts[place];
+    } else {
+      found.push_back({below_ns, counts[place]});
     }
   }
-  return buckets;
+  return found;
 }
 
 }  // namespace verbatim

@@ -59,29 +59,31 @@ std::string latency_json(const LatencyStats& stats);
 // One thread adds, any thread reads.
 class LatencyHistogram {
  public:
-  static constexpr unsigned kLinearBits = 4;
-  static constexpr std::size_t kLinear = std::size_t{1} << kLinearBits;
-  static constexpr unsigned kMaxBits = 44;  // longer durations, of an hour and more, count in the last bucket
-  static constexpr std::size_t kBuckets = (kMaxBits - kLinearBits + 1) * kLinear;
+  static constexpr std::size_t kBucketsOfPower = 16;
+  static constexpr std::size_t kBuckets = 64 * kBucketsOfPower;
+  using Counts = std::array<std::uint64_t, kBuckets>;  // in the order of the durations
 
-  static constexpr std::size_t bucket_of(std::uint64_t ticks) {
-    if (ticks < kLinear) return ticks;
-    const auto shift = static_cast<unsigned>(std::bit_width(ticks)) - kLinearBits - 1;
-    const std::size_t bucket = shift * kLinear + (ticks >> shift);
-    return bucket < kBuckets ? bucket : kBuckets - 1;
+  // A double begins with its exponent and the highest bits after the first one: they are the number of the bucket. The
+  // mask also takes the sign away: counters of two CPUs may differ by some ticks.
+  static std::size_t bucket_of(std::uint64_t ticks) {
+    const auto number = static_cast<double>(static_cast<std::int64_t>(ticks));
+    return std::bit_cast<std::uint64_t>(number) >> 48 & (kBuckets - 1);
   }
-  // The first number of ticks of the bucket.
-  static constexpr std::uint64_t first_of(std::size_t bucket) {
-    if (bucket < 2 * kLinear) return bucket;
-    const std::size_t shift = bucket / kLinear - 1;
-    return (bucket - shift * kLinear) << shift;
+  // The place in the order: exponents begin with 1023, whose last six bits are 63. 0 counts like 2.
+  static std::size_t place_of(std::size_t bucket) { return (bucket + kBucketsOfPower) % kBuckets; }
+  // The first number of ticks at this place.
+  static constexpr std::uint64_t first_of(std::size_t place) {
+    return (kBucketsOfPower + place % kBucketsOfPower) << place / kBucketsOfPower >> 4;
   }
 
   void add(std::uint64_t ticks) { counts_[bucket_of(ticks)] += 1; }
-  std::vector<LatencyBucket> read(const TickScale& scale) const;
+  Counts counts() const;
 
  private:
   std::array<SingleWriter<std::uint64_t>, kBuckets> counts_ = {};
 };
+
+// The buckets that are not empty.
+std::vector<LatencyBucket> buckets(const LatencyHistogram::Counts& counts, const TickScale& scale);
 
 }  // namespace verbatim

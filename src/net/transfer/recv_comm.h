@@ -16,6 +16,7 @@
 
 #include "net/transfer/comm_progress.h"
 #include "net/transfer/flush_queue.h"
+#include "net/transfer/latencies.h"
 #include "wire/completion.h"
 #include "wire/cts.h"
 
@@ -44,26 +45,31 @@ class RecvComm final : public CommProgress<RecvComm> {
   ErrorKind irecv(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
                   void** request) noexcept;
 
-  // The same of a comm that has a CommTrace. `profiler_handles`: of the members, may be nullptr.
+  // The same where observed(). `profiler_handles`: of the members, may be nullptr.
   template <typename Size>
-  ErrorKind irecv_traced(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
-                         void* const* profiler_handles, void** request) noexcept;
-  static ErrorKind test_traced(Request& request, int* done, int* sizes) noexcept;
+  ErrorKind irecv_observed(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
+                           void* const* profiler_handles, void** request) noexcept;
+  // Whether latencies are measured, or NCCL's profiler gets events.
+  bool observed() const { return observed_; }
 
   // Makes what arrived in `data` visible to the GPU. nullptr without error(): nothing needs to be flushed. The first
   // call for GPU memory creates the flush QPs.
   Request* iflush(const void* data, const MemoryKeys& memory);
 
   // Whether `request` is done; if so it is free again, and `sizes` (which may be nullptr) has the bytes of every
-  // member. For the kinds kRecv, kRecvAtomic, kFlush.
+  // member. The function for each RequestKind; a flush has no sizes.
   static ErrorKind test(Request& request, int* done, int* sizes) noexcept;
   static ErrorKind test_atomic(Request& request, int* done, int* sizes) noexcept;
-  static ErrorKind test_flush(Request& request, int* done) noexcept;
+  static ErrorKind test_flush(Request& request, int* done, int* sizes = nullptr) noexcept;
+  static ErrorKind test_timed(Request& request, int* done, int* sizes) noexcept;
+  static ErrorKind test_timed_atomic(Request& request, int* done, int* sizes) noexcept;
+  static ErrorKind test_profiled(Request& request, int* done, int* sizes) noexcept;
 
   TransferCounts transfer_counts() const override;
   wire::ConnectionStatus status() const override;
   // Optional receives count when they are posted, which without a sender goes on only until the ring is full.
   std::uint64_t peer_progress() const override { return groups_arrived_; }
+  LatencyStats latencies() const override { return latencies_ != nullptr ? latencies_->read() : LatencyStats{}; }
   Activity take_activity() override { return {.send_refused = false, .tested = tested_.take()}; }
   CompletedCounts completed_counts() const override;
   bool all_done() const override { return !waits_for_peer() && flush_.all_done(); }
@@ -133,12 +139,20 @@ class RecvComm final : public CommProgress<RecvComm> {
   bool update_allowance(std::uint32_t group_size);
   std::uint32_t consumed_members() const;
   void release_entries();
-  ErrorKind receive_single(void* data, std::uint64_t bytes, int tag, const MemoryKeys& memory, void** out) noexcept;
+  template <bool kTimed, typename Size>
+  ErrorKind receive(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
+                    void** out) noexcept;
   template <typename Size>
+  ErrorKind irecv_profiled(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
+                           void* const* profiler_handles, void** out) noexcept;
+  template <bool kTimed>
+  ErrorKind receive_single(void* data, std::uint64_t bytes, int tag, const MemoryKeys& memory, void** out) noexcept;
+  template <bool kTimed, typename Size>
   ErrorKind receive_group(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
                           void** out) noexcept;
   static void write_entry(std::byte* entry_address, bool wide, std::uint32_t member, void* data, std::uint64_t bytes,
                           int tag, std::uint8_t group_size, wire::CtsFlags flags, const MemoryKeys& memory);
+  template <bool kTimed>
   void post_group(const std::byte* entry_address, std::uint32_t group_size, bool optional_completion, void** out);
   // CTS work requests that their QP still accepts.
   std::uint32_t cts_free() const { return cts_depth_ - static_cast<std::uint32_t>(groups_posted_ - cts_sent_); }
@@ -181,6 +195,9 @@ class RecvComm final : public CommProgress<RecvComm> {
   bool rewrite_ring_without(LaneMail::Lanes lanes) noexcept override;
   int write_ring(std::size_t queue, std::uint64_t work) const noexcept;
   void finish(RecvRequest& request, const wire::Immediate& immediate, const ibv_wc& completion);
+  template <bool kTimed>
+  static ErrorKind test_arrival(RecvRequest& request, int* done, int* sizes) noexcept;
+  template <bool kTimed>
   static ErrorKind retire(RecvRequest& request, int* done, int* sizes) noexcept;
   static ErrorKind retire_group(RecvRequest& request, int* sizes) noexcept;
 
@@ -215,6 +232,8 @@ class RecvComm final : public CommProgress<RecvComm> {
   // Bytes of the buffers by ring entry: the peer may overwrite the entries themselves.
   std::array<std::uint64_t, wire::kRingEntries> posted_;
   FlushQueue flush_;
+  bool observed_ = false;
+  std::unique_ptr<ReceiveLatencies> latencies_;  // nullptr: not measured
 };
 
 extern template class CommProgress<RecvComm>;

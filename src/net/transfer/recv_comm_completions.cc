@@ -168,11 +168,23 @@ ErrorKind RecvComm::fail_byte_count(std::uint32_t group_size) noexcept {
 }
 
 ErrorKind RecvComm::test(Request& base, int* done, int* sizes) noexcept {
-  return test_request(static_cast<RecvRequest&>(base), done, sizes);
+  return test_request<false>(static_cast<RecvRequest&>(base), done, sizes);
 }
 
 ErrorKind RecvComm::test_atomic(Request& base, int* done, int* sizes) noexcept {
-  auto& request = static_cast<RecvRequest&>(base);
+  return test_arrival<false>(static_cast<RecvRequest&>(base), done, sizes);
+}
+
+ErrorKind RecvComm::test_timed(Request& base, int* done, int* sizes) noexcept {
+  return test_request<true>(static_cast<RecvRequest&>(base), done, sizes);
+}
+
+ErrorKind RecvComm::test_timed_atomic(Request& base, int* done, int* sizes) noexcept {
+  return test_arrival<true>(static_cast<RecvRequest&>(base), done, sizes);
+}
+
+template <bool kTimed>
+ErrorKind RecvComm::test_arrival(RecvRequest& request, int* done, int* sizes) noexcept {
   RecvComm& comm = *static_cast<RecvComm*>(request.comm);
   if (request.state != RequestState::kDone) {
     const std::uint64_t word = comm.arrival(request);
@@ -192,17 +204,20 @@ ErrorKind RecvComm::test_atomic(Request& base, int* done, int* sizes) noexcept {
     request.state = RequestState::kDone;
     comm.count_arrival();
   }
-  return retire(request, done, sizes);
+  return retire<kTimed>(request, done, sizes);
 }
 
 // What has arrived is reported even if the comm has failed since; impossible sizes fail it.
+template <bool kTimed>
 inline ErrorKind RecvComm::retire(RecvRequest& request, int* done, int* sizes) noexcept {
   *done = 1;
   RecvComm& comm = *static_cast<RecvComm*>(request.comm);
   request.state = request.optional_completion ? RequestState::kDoneUnconfirmed : RequestState::kFree;
-  // NCCL tests receives in order: then this is all that release_entries() would do.
-  if (request.first_member == comm.oldest_member_ && !request.optional_completion)
-    comm.oldest_member_ += request.group_size;
+  if (!request.optional_completion) {
+    if constexpr (kTimed) comm.latencies_->done(wire::ring_index(request.first_member));
+    // NCCL tests receives in order: then this is all that release_entries() would do.
+    if (request.first_member == comm.oldest_member_) comm.oldest_member_ += request.group_size;
+  }
   if (request.group_size != 1 || request.sizes != wire::SizeSource::kByteCount) return retire_group(request, sizes);
   const std::uint64_t posted = comm.posted_[wire::ring_index(request.first_member)];
   if (request.bytes_counted > posted) return comm.fail_size_mismatch(request.bytes_counted, posted);

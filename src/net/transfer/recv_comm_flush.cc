@@ -49,7 +49,7 @@ Request* RecvComm::iflush(const void* data, const MemoryKeys& memory) {
   return request;
 }
 
-ErrorKind RecvComm::test_flush(Request& request, int* done) noexcept {
+ErrorKind RecvComm::test_flush(Request& request, int* done, int*) noexcept {
   RecvComm& comm = *static_cast<RecvComm*>(request.comm);
   if (request.state != RequestState::kDone) {
     comm.progress();

@@ -10,9 +10,19 @@ namespace verbatim {
 
 class Comm;
 
-// kRecvAtomic: a receive whose arrival an atomic signals in memory. kTraced: a send or receive of a comm with a
-// CommTrace.
-enum class RequestKind : std::uint8_t { kSend, kRecv, kRecvAtomic, kFlush, kTraced };
+// Selects the function that tests the request. kRecvAtomic: a receive whose arrival an atomic signals in memory.
+// kTimed...: of a comm that measures latencies. kProfiled...: of one that gives events to NCCL's profiler.
+enum class RequestKind : std::uint8_t {
+  kSend,
+  kRecv,
+  kRecvAtomic,
+  kFlush,
+  kTimedSend,
+  kTimedRecv,
+  kTimedRecvAtomic,
+  kProfiledSend,
+  kProfiledRecv
+};
 // kDoneUnconfirmed: reported done to NCCL, but the sender may not have used its CTS entry yet.
 enum class RequestState : std::uint8_t { kFree, kPending, kDone, kDoneUnconfirmed };
 

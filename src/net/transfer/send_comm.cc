@@ -118,9 +118,14 @@ Result<bool> SendComm::connect(const wire::Hello& remote, int traffic_class, Ver
     single_limit_bytes_ = separate_limit_bytes_ = 0;  // send_single keeps no log
   }
   empty_signal_.wr.rdma.remote_addr = record_address_;
-  if (start_trace()) {
-    isend_ = isend_traced;
-    for (SendRequest& request : requests_) request.kind = RequestKind::kTraced;
+  if (config.latency && latencies_ == nullptr) latencies_ = std::make_unique<SendLatencies>();
+  if (profiler_events_ == nullptr) profiler_events_ = make_profiler_events();
+  if (latencies_ != nullptr) isend_ = isend_plain<true>;
+  if (profiler_events_ != nullptr) isend_ = isend_profiled;
+  for (SendRequest& request : requests_) {
+    request.kind = profiler_events_ != nullptr ? RequestKind::kProfiledSend
+                   : latencies_ != nullptr     ? RequestKind::kTimedSend
+                                               : RequestKind::kSend;
   }
   return true;
 }
@@ -131,10 +136,14 @@ std::uint32_t SendComm::remote_key(std::uint32_t index, std::size_t remote_devic
 }
 
 // The steps of isend are functions of their own so that the shortest, a refused isend, saves no registers.
+template <bool kTimed>
 [[gnu::always_inline]] inline ErrorKind SendComm::send_to_head(const void* data, std::size_t bytes, int tag,
                                                                const MemoryKeys& memory, void** request) noexcept {
   *request = nullptr;
-  if (group_.open_members != 0) return send_member(data, bytes, tag, memory, request);
+  if (group_.open_members != 0) {
+    return kTimed ? send_group_timed(data, bytes, tag, memory, request)
+                  : send_member(data, bytes, tag, memory, request);
+  }
   if (!ready(head_entry_, head())) {
     send_refused_ = true;
     return slow_path_flags() == 0 ? ErrorKind::kNone : no_matching_receive();
@@ -144,13 +153,14 @@ std::uint32_t SendComm::remote_key(std::uint32_t index, std::size_t remote_devic
     return entry_head.group_size == 1 && entry_head.flags == wire::CtsFlags::kNone && slow_path_flags() == 0;
   };
   if (bytes < single_limit_bytes_) {
-    if (is_single()) return send_single<false>(data, bytes, tag, memory, request);
+    if (is_single()) return send_single<false, kTimed>(data, bytes, tag, memory, request);
   } else if (bytes < separate_limit_bytes_) {
-    if (is_single()) return send_single<true>(data, bytes, tag, memory, request);
+    if (is_single()) return send_single<true, kTimed>(data, bytes, tag, memory, request);
   }
-  return begin_group(data, bytes, tag, memory, request);
+  return kTimed ? send_group_timed(data, bytes, tag, memory, request) : begin_group(data, bytes, tag, memory, request);
 }
 
+template <bool kTimed>
 ErrorKind SendComm::isend_plain(SendComm& comm, const void* data, std::size_t bytes, int tag, const MemoryKeys* memory,
                                 void*, void** request) noexcept {
   if (memory == nullptr) {
@@ -158,7 +168,7 @@ ErrorKind SendComm::isend_plain(SendComm& comm, const void* data, std::size_t by
     if (bytes != 0) return ErrorKind::kArgument;
     memory = &kNoMemory;
   }
-  return comm.send_to_head(data, bytes, tag, *memory, request);
+  return comm.send_to_head<kTimed>(data, bytes, tag, *memory, request);
 }
 
 ErrorKind SendComm::no_matching_receive() noexcept {
@@ -172,7 +182,7 @@ ErrorKind SendComm::no_matching_receive() noexcept {
 
 // A single message: one WRITE with immediate; or, where adaptive routing may deliver the immediate before the data, a
 // WRITE and a signal of its own.
-template <bool kSeparate>
+template <bool kSeparate, bool kTimed>
 ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
                                 void** out) noexcept {
   constexpr std::uint32_t kWorkRequests = kSeparate ? 2 : 1;
@@ -190,7 +200,9 @@ ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag, co
   const Turn& turn = *turn_;
   SendQueue& queue = *turn.queue;
   const std::uint32_t free = queue.free;
-  if (free < kWorkRequests) return begin_group(data, bytes, tag, memory, out);
+  if (free < kWorkRequests) {
+    return kTimed ? send_group_timed(data, bytes, tag, memory, out) : begin_group(data, bytes, tag, memory, out);
+  }
   turn_ = turn.next;
   queue.free = free - kWorkRequests;
   bytes_ += bytes;
@@ -199,6 +211,7 @@ ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag, co
   request.bytes = bytes;
   request.data = data;
   request.memory = &memory;
+  if constexpr (kTimed) latencies_->accepted(index, read_ticks());
   single_segment_ = {reinterpret_cast<std::uint64_t>(data), static_cast<std::uint32_t>(bytes),
                      memory.lkey[queue.device]};
   ibv_send_wr& work = kSeparate ? separate_data_ : single_;
@@ -219,6 +232,19 @@ ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag, co
   const int returned = ibv_post_send(queue.qp, &work, &refused);
   if (returned != 0) fail_post("ibv_post_send", returned, work.wr_id >> 16 & 0xffff);
   return ErrorKind::kNone;
+}
+
+// begin_group or send_member, with its time.
+ErrorKind SendComm::send_group_timed(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
+                                     void** request) noexcept {
+  const std::uint64_t now = read_ticks();
+  const ErrorKind result = group_.open_members != 0 ? send_member(data, bytes, tag, memory, request)
+                                                    : begin_group(data, bytes, tag, memory, request);
+  if (*request != nullptr) {
+    const auto& accepted = static_cast<SendRequest&>(*static_cast<Request*>(*request));
+    latencies_->accepted(static_cast<std::uint32_t>(&accepted - requests_.data()), now);
+  }
+  return result;
 }
 
 // The first member of a group, a message that is not simple, or a comm with flags set.

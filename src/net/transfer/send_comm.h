@@ -18,6 +18,7 @@
 
 #include "net/transfer/comm_progress.h"
 #include "net/transfer/lanes.h"
+#include "net/transfer/latencies.h"
 #include "wire/completion.h"
 #include "wire/cts.h"
 
@@ -47,8 +48,9 @@ class SendComm final : public CommProgress<SendComm> {
 
   // Whether `request` is done; if so it is free again and `*sizes` (which may be nullptr) has its bytes.
   static ErrorKind test(Request& request, int* done, int* sizes) noexcept;
-  // The same of a comm that has a CommTrace.
-  static ErrorKind test_traced(Request& request, int* done, int* sizes) noexcept;
+  // The same for requests of the kinds kTimedSend and kProfiledSend.
+  static ErrorKind test_timed(Request& request, int* done, int* sizes) noexcept;
+  static ErrorKind test_profiled(Request& request, int* done, int* sizes) noexcept;
 
   TransferCounts transfer_counts() const override {
     return {.messages = head_, .bytes = bytes_, .groups = {}, .optional = 0};
@@ -62,6 +64,7 @@ class SendComm final : public CommProgress<SendComm> {
   std::optional<std::size_t> busiest_qp() const override;
   // Each message needs CTS entries of the peer.
   std::uint64_t peer_progress() const override { return head_; }
+  LatencyStats latencies() const override { return latencies_ != nullptr ? latencies_->read() : LatencyStats{}; }
   Activity take_activity() override { return {.send_refused = send_refused_.take(), .tested = tested_.take()}; }
 
  private:
@@ -179,17 +182,22 @@ class SendComm final : public CommProgress<SendComm> {
     return *reinterpret_cast<WriteSources*>(control_.data() + entry_bytes_ * wire::kRingEntries);
   }
 
-  // What isend calls: without or with a CommTrace. A pointer costs the former no branch.
+  // What isend calls: without or with latencies, or with events of NCCL's profiler. A pointer costs the first no
+  // branch.
   using Isend = ErrorKind (*)(SendComm& comm, const void* data, std::size_t bytes, int tag, const MemoryKeys* memory,
                               void* profiler_handle, void** request) noexcept;
+  template <bool kTimed>
   static ErrorKind isend_plain(SendComm& comm, const void* data, std::size_t bytes, int tag, const MemoryKeys* memory,
                                void* profiler_handle, void** request) noexcept;
-  static ErrorKind isend_traced(SendComm& comm, const void* data, std::size_t bytes, int tag, const MemoryKeys* memory,
-                                void* profiler_handle, void** request) noexcept;
+  static ErrorKind isend_profiled(SendComm& comm, const void* data, std::size_t bytes, int tag,
+                                  const MemoryKeys* memory, void* profiler_handle, void** request) noexcept;
+  template <bool kTimed>
   ErrorKind send_to_head(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
                          void** request) noexcept;
-  template <bool kSeparate>
+  template <bool kSeparate, bool kTimed>
   ErrorKind send_single(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory, void** out) noexcept;
+  ErrorKind send_group_timed(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
+                             void** request) noexcept;
   ErrorKind begin_group(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
                         void** request) noexcept;
   ErrorKind send_member(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
@@ -240,6 +248,7 @@ class SendComm final : public CommProgress<SendComm> {
   ErrorKind no_matching_receive() noexcept;
   void fail_send(const ibv_wc& completion);
   static RefusedBuffer refused_buffer(const SendRequest* first, std::uint32_t members, const Device& device);
+  template <bool kTimed>
   static ErrorKind retire(SendRequest& request, int* done, int* sizes) noexcept;
   bool complete_simple(const ibv_wc& completion);
   void complete(const ibv_wc& completion);
@@ -292,8 +301,9 @@ class SendComm final : public CommProgress<SendComm> {
       member->state = RequestState::kDone;
     } while (++member != end);
   }
+  // ---- events of NCCL's profiler: profiled_calls.cc
   void stop_completed_parts() noexcept;
-  void start_events(std::uint32_t first, std::uint32_t members, const CommTrace::PostedPart& part) noexcept;
+  void start_events(std::uint32_t first, std::uint32_t members, const ProfilerEvents::PostedPart& part) noexcept;
   void start_noted() noexcept;
   void start_posted(std::uint64_t first, const SendQueue& queue) noexcept;
   void post_missing_parts();
@@ -310,11 +320,12 @@ class SendComm final : public CommProgress<SendComm> {
 
   const std::size_t entry_bytes_;
   const std::size_t ready_offset_;
-  Isend isend_ = isend_plain;
-  const std::byte* head_entry_ = nullptr;  // the head group's first CTS entry
-  SingleWriter<std::uint64_t> head_;       // its number, which is also the number of messages sent
-  std::vector<Turn> turns_;                // a ring, see qp_turns
-  const Turn* turn_ = nullptr;             // of the next message that is not striped
+  Isend isend_ = isend_plain<false>;
+  std::unique_ptr<SendLatencies> latencies_;  // nullptr: not measured
+  const std::byte* head_entry_ = nullptr;     // the head group's first CTS entry
+  SingleWriter<std::uint64_t> head_;          // its number, which is also the number of messages sent
+  std::vector<Turn> turns_;                   // a ring, see qp_turns
+  const Turn* turn_ = nullptr;                // of the next message that is not striped
   SingleWriter<std::uint64_t> bytes_;
   SingleWriter<bool> send_refused_;         // an isend found no receive
   std::uint64_t single_limit_bytes_ = 0;    // single messages below this take one work request

@@ -58,10 +58,19 @@ void SendComm::complete(const ibv_wc& completion) {
 }
 
 ErrorKind SendComm::test(Request& base, int* done, int* sizes) noexcept {
-  return test_request(static_cast<SendRequest&>(base), done, sizes);
+  return test_request<false>(static_cast<SendRequest&>(base), done, sizes);
 }
 
+ErrorKind SendComm::test_timed(Request& base, int* done, int* sizes) noexcept {
+  return test_request<true>(static_cast<SendRequest&>(base), done, sizes);
+}
+
+template <bool kTimed>
 inline ErrorKind SendComm::retire(SendRequest& request, int* done, int* sizes) noexcept {
+  if constexpr (kTimed) {
+    const SendComm& comm = *static_cast<SendComm*>(request.comm);
+    comm.latencies_->done(static_cast<std::uint32_t>(&request - comm.requests_.data()));
+  }
   *done = 1;
   request.state = RequestState::kFree;
   if (sizes != nullptr) *sizes = narrow(request.bytes);

@@ -107,8 +107,10 @@ void SendComm::post_stripes(std::uint32_t member) {
     done += bytes;
     ++part;
   }
-  if (trace_ != nullptr) [[unlikely]] {
-    for (const Stripe& stripe : stripes) trace_->note({index, stripe, encode_send_work(index, stripe.queue, 0, true)});
+  if (profiler_events_ != nullptr) [[unlikely]] {
+    for (const Stripe& stripe : stripes) {
+      profiler_events_->note({index, stripe, encode_send_work(index, stripe.queue, 0, true)});
+    }
   }
 }
 
@@ -198,7 +200,9 @@ void SendComm::continue_pending_post() {
     post(queue, count, wr_id);
     if (error() != nullptr) break;
     if (part_done) {
-      if (trace_ != nullptr) trace_->note({index, {queue_index, current_stripe().end, current_stripe().begin}, wr_id});
+      if (profiler_events_ != nullptr) {
+        profiler_events_->note({index, {queue_index, current_stripe().end, current_stripe().begin}, wr_id});
+      }
       ++pending_post_.part;
       pending_post_.part_begun = false;
       pending_post_.member = 0;

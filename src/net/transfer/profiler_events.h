@@ -1,17 +1,14 @@
-// What a comm measures and reports of its messages on request: latencies (VERBATIM_LATENCY), and events for NCCL's
-// profiler (VERBATIM_PROFILER). A comm without both has no CommTrace. Its traced functions (isend_traced, irecv_traced,
-// test_traced) call those of the data path and note before and after them what has happened, so that the data path
+// The events that a comm gives to NCCL's profiler (VERBATIM_PROFILER). Its functions isend_profiled, irecv_profiled and
+// test_profiled call those of the data path and note before and after them what has happened, so that the data path
 // itself has no more to do than to select them.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
 #include "net/transfer/lanes.h"
-#include "net/transfer/latency_histogram.h"
 #include "wire/cts.h"
 
 namespace verbatim {
@@ -35,7 +32,7 @@ struct Profiler {
   void (*stop)(Callback callback, void** event) = nullptr;
 };
 
-class CommTrace {
+class ProfilerEvents {
  public:
   // NCCL's example profiler keeps so many network events of a step without checking for more.
   static constexpr std::size_t kMaxEvents = 8;
@@ -47,40 +44,7 @@ class CommTrace {
     std::uint64_t wr_id;
   };
 
-  CommTrace(bool latency, const Profiler& profiler);
-
-  bool profiles() const { return profiler_.callback != nullptr; }
-  bool measures() const { return latency_ != nullptr; }
-
-  // ---- latency
-
-  // irecv is called: the start of a receive, also if it cannot be posted yet.
-  void receive_called() {
-    if (latency_ != nullptr && latency_->called == 0) latency_->called = read_ticks();
-  }
-  // The request with this ring index has been accepted.
-  void accepted(std::uint32_t index) {
-    if (latency_ == nullptr) return;
-    latency_->accepted[index] = read_ticks();
-    latency_->called_at[index] = latency_->called;
-    latency_->called = 0;
-  }
-  void sent(std::uint32_t index) {
-    if (latency_ != nullptr) latency_->send.add(read_ticks() - latency_->accepted[index]);
-  }
-  void received(std::uint32_t index) {
-    if (latency_ == nullptr) return;
-    const std::uint64_t now = read_ticks();
-    latency_->receive.add(now - latency_->called_at[index]);
-    latency_->cts.add(now - latency_->accepted[index]);
-  }
-  // An optional receive is done when it is posted: it has no latency.
-  void ignore_call() {
-    if (latency_ != nullptr) latency_->called = 0;
-  }
-  LatencyStats latency(bool sends) const;
-
-  // ---- profiler
+  explicit ProfilerEvents(const Profiler& profiler);
 
   void keep_handle(std::uint32_t index, void* handle);
   void note(const PostedPart& part) noexcept;
@@ -93,14 +57,6 @@ class CommTrace {
   void stop_all(std::uint32_t index) noexcept;
 
  private:
-  struct Latency {
-    std::uint64_t called = 0;  // the first irecv of a receive that is not posted yet
-    std::array<std::uint64_t, wire::kRingEntries> accepted = {};
-    std::array<std::uint64_t, wire::kRingEntries> called_at = {};
-    LatencyHistogram send;
-    LatencyHistogram receive;
-    LatencyHistogram cts;
-  };
   struct ProfiledRequest {
     struct Event {
       void* event;
@@ -113,8 +69,7 @@ class CommTrace {
   };
 
   const Profiler profiler_;
-  std::unique_ptr<Latency> latency_;
-  std::vector<ProfiledRequest> requests_;  // by ring index; empty without profiler
+  std::vector<ProfiledRequest> requests_;  // by ring index
   std::vector<PostedPart> noted_;
 };
 
