@@ -26,7 +26,8 @@ TIMEOUT_S = 60
 SERIES = re.compile(r'^(\w+)(?:\{((?:\w+="[^"]*",?)*)\})? (\S+)$')
 LABEL = re.compile(r'(\w+)="([^"]*)"')
 # Named by what they count.
-OPEN_OBJECTS = ("ports[].counters", "ports[].growth_s")
+OPEN_OBJECTS = ("ports[].counters", "ports[].growth_s", "connections[].latency", "processes[].connections[].latency_us")
+LATENCIES = {"send": {"isend_to_completion"}, "recv": {"irecv_to_arrival", "cts_to_data"}}
 
 
 def environment(directory, **settings):
@@ -75,10 +76,10 @@ class Live(unittest.TestCase):
         self.directory = f"{scratch.name}/state"
         self.job = None
 
-    def start_job(self):
+    def start_job(self, **settings):
         """Two ranks that send to each other until the test ends. Returns their IDs."""
         command = perf("-b", "64K", "-e", "64K", "-n", "100000000", "--timeout", "60")
-        self.job = subprocess.Popen(command, env=environment(self.directory), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        self.job = subprocess.Popen(command, env=environment(self.directory, **settings), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.addCleanup(self.end_job)
         return self.eventually(lambda: self.running_ranks())
 
@@ -135,6 +136,20 @@ class Top(Live):
         for rank in ranks:
             self.assertRegex(text, rf"(?m)^ +{rank} verbatim-perf +sends .*B/s")
             self.assertRegex(text, rf"(?m)^ +(sends to|receives from) +\S+:{rank} +softverbs0:1 ")
+
+    def test_MeasuredLatencies_AreOfEveryMessageSinceTheLastSample(self):
+        self.start_job(VERBATIM_LATENCY="1")
+        for process in self.top()["processes"]:
+            for connection in process["connections"]:
+                latencies = connection["latency_us"]
+                self.assertEqual(set(latencies), LATENCIES[connection["direction"]])
+                for latency in latencies.values():
+                    self.assertLessEqual(latency["count"], connection["messages"])
+                    self.assertGreater(latency["count"], connection["messages_s"] * 0.2 / 4)
+                    self.assertTrue(0 < latency["p50"] <= latency["p99"] < 10e6, latency)
+        text = self.run_top()
+        self.assertRegex(text, r"(?m)^ +sends to .* \d\S*( k| M)?/\d\S*( k| M)? ")
+        self.assertIn("P50/P99 us", text)
 
     def test_StateOfAProcess_PageExplainsEveryField(self):
         self.start_job()
@@ -282,7 +297,9 @@ class Exporter(Live):
             found = SERIES.match(line)
             self.assertTrue(found, line)
             if found[1].startswith("verbatim_"):
-                self.assertEqual(types[found[1]], "counter" if found[1].endswith("_total") else "gauge")
+                histogram = re.fullmatch(r"(verbatim_latency_seconds)_(bucket|count|sum)", found[1])
+                kind = "histogram" if histogram else "counter" if found[1].endswith("_total") else "gauge"
+                self.assertEqual(types[histogram[1] if histogram else found[1]], kind)
                 series.append((found[1], dict(LABEL.findall(found[2] or "")), float(found[3])))
         keys = [(name, tuple(sorted(labels.items()))) for name, labels, _ in series]
         self.assertEqual(len(keys), len(set(keys)))
@@ -292,7 +309,7 @@ class Exporter(Live):
         return {tuple(labels.values()): value for found, labels, value in self.metrics(port) if found == name}
 
     def test_RunningJob_MetricsAreExplainedAndGrow(self):
-        ranks = self.start_job()
+        ranks = self.start_job(VERBATIM_LATENCY="1")
         port = self.start_exporter()
         before = self.values(port, "verbatim_bytes_total")
         self.assertEqual({int(labels[0].split("-")[0]) for labels in before}, set(ranks))
@@ -302,7 +319,14 @@ class Exporter(Live):
         after = self.values(port, "verbatim_bytes_total")
         for labels, value in before.items():
             self.assertGreater(after[labels], value)
-        self.assertEqual({name for name, _, _ in self.metrics(port)} | {"verbatim_port_counter_total"}, explained("Metrics of verbatim-exporter"))
+        for direction, names in LATENCIES.items():
+            for rank in ranks:
+                found = {labels["latency"]: value for name, labels, value in self.metrics(port) if name == "verbatim_latency_seconds_count"
+                         and labels["process"].startswith(f"{rank}-") and labels["direction"] == direction}
+                self.assertEqual(set(found), names)
+                self.assertTrue(all(found.values()), found)
+        shown = {re.sub("_(bucket|count|sum)$", "", name) for name, _, _ in self.metrics(port)}
+        self.assertEqual(shown | {"verbatim_port_counter_total"}, explained("Metrics of verbatim-exporter"))
 
     def test_EndedProcesses_HaveNoSeriesAnyMore(self):
         self.start_job()

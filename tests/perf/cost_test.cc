@@ -220,6 +220,26 @@ TEST_F(Cost, OneMessage_StaysWithinInstructionLimit) {
   }
 }
 
+// Both ends together.
+TEST_F(Cost, MeasuredLatency_StaysWithinInstructionLimit) {
+  if (!has_valgrind()) GTEST_SKIP() << "valgrind is not installed";
+  constexpr double kLimit = 60;
+  const auto cells = [&](const char* latency) {
+    return measure({"--plugin", setting("PERF_PLUGIN"), "--sizes", "128K", "--groups", "1,8", "--qps", "1",
+                    "--messages", "64", "--connections", "0"},
+                   {std::string("VERBATIM_LATENCY=") + latency})[0]["cells"];
+  };
+  const Json off = cells("0");
+  const Json on = cells("1");
+  ASSERT_EQ(2U, on.size());
+  for (std::size_t i = 0; i < on.size(); ++i) {
+    const double more = on[i]["instructions"]["plugin"].get<double>() - off[i]["instructions"]["plugin"].get<double>();
+    EXPECT_LT(20, more) << on[i];
+    EXPECT_GE(kLimit, more) << on[i];
+    EXPECT_EQ(off[i]["instructions"]["libc"], on[i]["instructions"]["libc"]);
+  }
+}
+
 TEST_F(Cost, StripedMessageWithAdaptiveRouting_StaysWithinInstructionLimit) {
   if (!has_valgrind()) GTEST_SKIP() << "valgrind is not installed";
   constexpr double kLimits[] = {1150, 1650};  // before lanes: 1008 and 1437

@@ -70,6 +70,18 @@ class Report(unittest.TestCase):
         self.assertRegex(page, "<td>send<td>mlx5_0:1<td>b&amp;w<td>1 of 2")
         self.assertIn("1 processes without statistics", page)
 
+    def test_Latencies_AreDistributionsAndTheSlowestEnds(self):
+        content = statistics("0a", "0b", MIB)
+        send, receive = content["connections"]
+        send["latency"] = {"isend_to_completion": [[2000, 90], [4000, 9], [90000, 1]]}
+        receive["latency"] = {"irecv_to_arrival": [[5000, 8]], "cts_to_data": [[3000, 8]]}
+        page = self.made(self.file("a", content), self.file("b", statistics("0b", "0a", MIB)))
+        self.assertEqual(page.count("<svg"), 2)
+        for text in ("took at most (us)", "isend to completion (100 messages)", "irecv to arrival (8 messages)", "90 %"):
+            self.assertIn(f"<!-- {text} -->", page)
+        rows = re.findall("<td>b&amp;w:10 (to|from) b&amp;w, mlx5_0:1<td>([^<]*)<td>([^<]*)<td>([^<]*)<td>([^<]*)", page)
+        self.assertEqual(rows, [("to", "isend to completion", "100", "2", "4"), ("from", "CTS to data", "8", "3", "3")])
+
     def test_OutagesOfLanes_AreBarsOverTime(self):
         outages = [{"lane": 2, "begin_ms": 1000, "end_ms": 3000}, {"lane": 1, "begin_ms": 4000, "end_ms": None}]
         page = self.made(self.file("a", statistics("0a", "0b", MIB, outages=outages)), self.file("b", statistics("0b", "0a", MIB)))

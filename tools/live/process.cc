@@ -188,10 +188,26 @@ Connection parse_connection(const Json& json) {
   } else {
     local.at("flushes").get_to(connection.flushes);
   }
+  if (const auto latencies = json.find("latency"); latencies != json.end() && !latencies->is_null()) {
+    for (const auto& [name, buckets] : latencies->items()) {
+      for (const Json& bucket : buckets) connection.latencies[name][bucket.at(0)] += bucket.at(1).get<std::uint64_t>();
+    }
+  }
   return connection;
 }
 
 }  // namespace
+
+std::uint64_t quantile_ns(const LatencyBuckets& buckets, double part) {
+  double all = 0;
+  for (const auto& [below_ns, count] : buckets) all += static_cast<double>(count);
+  double so_far = 0;
+  for (const auto& [below_ns, count] : buckets) {
+    so_far += static_cast<double>(count);
+    if (so_far >= part * all) return below_ns;
+  }
+  return 0;
+}
 
 std::vector<std::string> default_directories() {
   if (const char* const set = std::getenv("VERBATIM_STATE_DIR"); set != nullptr && *set != '\0') {

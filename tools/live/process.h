@@ -4,10 +4,19 @@
 #include <sys/types.h>
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
 namespace verbatim::live {
+
+// Of one latency: its buckets in order, the nanoseconds below which their members are, and how many they are.
+using LatencyBuckets = std::map<std::uint64_t, std::uint64_t>;
+// By name: "isend_to_completion", ... Empty: the process measures none.
+using Latencies = std::map<std::string, LatencyBuckets>;
+
+// The duration that this part of the latencies, 0 to 1, does not exceed; a sixteenth more at most. 0: there are none.
+std::uint64_t quantile_ns(const LatencyBuckets& buckets, double part);
 
 struct Connection {
   std::uint64_t number = 0;  // unique within its process
@@ -27,6 +36,7 @@ struct Connection {
   std::uint64_t no_progress_ms = 0;
   bool send_refused = false;
   bool cts_ready = false;
+  Latencies latencies = {};  // so far
 };
 
 struct Process {

@@ -64,6 +64,20 @@ std::optional<std::uint8_t> port_number(const std::string& port) {
 
 }  // namespace
 
+Latencies latencies_since(const Latencies& before, const Latencies& now) {
+  Latencies since;
+  for (const auto& [name, buckets] : now) {
+    const auto found = before.find(name);
+    const LatencyBuckets& earlier = found != before.end() ? found->second : LatencyBuckets{};
+    for (const auto& [below_ns, count] : buckets) {
+      const auto was = earlier.find(below_ns);
+      const std::uint64_t more = was != earlier.end() ? count - std::min(count, was->second) : count;
+      if (more != 0) since[name][below_ns] = more;
+    }
+  }
+  return since;
+}
+
 const char* name_of(WaitsFor waits) {
   constexpr const char* kNames[] = {"nothing", "peer", "network", "device"};
   return kNames[static_cast<std::size_t>(waits)];
@@ -153,11 +167,12 @@ View Sampler::sample() {
     next.time_ns = process.time_ns;
     ProcessView shown;
     for (Connection& connection : process.connections) {
-      ConnectionView one{.now = connection, .waits = find_wait(connection)};
+      ConnectionView one{.now = connection, .waits = find_wait(connection), .latencies = connection.latencies};
       if (before != nullptr && process.time_ns > before->time_ns) {
         // A connection that is new has begun with 0.
         const auto was = before->connections.find(connection.number);
         const Connection earlier = was != before->connections.end() ? was->second : Connection{};
+        one.latencies = latencies_since(earlier.latencies, connection.latencies);
         const double seconds = seconds_between(before->time_ns, process.time_ns);
         // The process looks for progress about once a second.
         if (connection.bytes != earlier.bytes || connection.messages != earlier.messages) one.now.no_progress_ms = 0;

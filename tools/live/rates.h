@@ -28,6 +28,7 @@ struct ConnectionView {
   std::optional<Rates> rates = {};  // nullopt: the first sample
   WaitsFor waits = WaitsFor::kNothing;
   bool stalled = false;
+  Latencies latencies = {};  // of what has ended since the sample before; of the first sample: so far
 };
 
 struct ProcessView {
@@ -86,6 +87,9 @@ class Sampler {
   std::map<std::string, Counters> counters_before_;
   std::uint64_t counters_ns_ = 0;
 };
+
+// What has been added to the latencies of a connection.
+Latencies latencies_since(const Latencies& before, const Latencies& now);
 
 // The ports of "mlx5_0:1+mlx5_1:1".
 std::vector<std::string> split_ports(const std::string& device);

@@ -1,6 +1,7 @@
 #include "verbatim-exporter/metrics.h"
 
 #include <algorithm>
+#include <limits>
 #include <utility>
 
 namespace verbatim::exporter {
@@ -22,19 +23,28 @@ std::string label_text(std::string text) {
   return text.substr(0, kMaxLabelBytes);
 }
 
+// Upper bounds of a latency in seconds: powers of two from a microsecond to a second.
+constexpr int kLatencyBounds = 21;
+
 class Families {
  public:
   void add(const char* name, MetricType type, const char* help, const Labels& labels, double value) {
-    const auto [found, is_new] = index_.try_emplace(name, all_.size());
-    if (is_new) all_.push_back({name, help, type, {}});
-    ClientMetric metric;
-    for (const auto& [label, text] : labels) metric.label.push_back({label, text});
-    if (type == MetricType::Counter) {
-      metric.counter.value = value;
-    } else {
-      metric.gauge.value = value;
+    ClientMetric& metric = add(name, type, help, labels);
+    (type == MetricType::Counter ? metric.counter.value : metric.gauge.value) = value;
+  }
+  // The buckets of the process are finer. Each member counts with the upper end of its bucket.
+  void histogram(const char* name, const char* help, const Labels& labels, const live::LatencyBuckets& buckets) {
+    prometheus::ClientMetric::Histogram& histogram = add(name, MetricType::Histogram, help, labels).histogram;
+    auto next = buckets.begin();
+    double bound = 1e-6;
+    for (int i = 0; i <= kLatencyBounds; ++i, bound *= 2) {
+      if (i == kLatencyBounds) bound = std::numeric_limits<double>::infinity();
+      for (; next != buckets.end() && static_cast<double>(next->first) / 1e9 <= bound; ++next) {
+        histogram.sample_count += next->second;
+        histogram.sample_sum += static_cast<double>(next->first) / 1e9 * static_cast<double>(next->second);
+      }
+      histogram.bucket.push_back({histogram.sample_count, bound});
     }
-    all_[found->second].metric.push_back(std::move(metric));
   }
   void gauge(const char* name, const char* help, const Labels& labels, double value) {
     add(name, MetricType::Gauge, help, labels, value);
@@ -48,6 +58,14 @@ class Families {
   std::vector<MetricFamily> take() { return std::move(all_); }
 
  private:
+  ClientMetric& add(const char* name, MetricType type, const char* help, const Labels& labels) {
+    const auto [found, is_new] = index_.try_emplace(name, all_.size());
+    if (is_new) all_.push_back({name, help, type, {}});
+    ClientMetric& metric = all_[found->second].metric.emplace_back();
+    for (const auto& [label, text] : labels) metric.label.push_back({label, text});
+    return metric;
+  }
+
   std::map<std::string, std::size_t> index_;
   std::vector<MetricFamily> all_;
 };
@@ -103,7 +121,10 @@ void Metrics::count(Known& known, const live::ProcessView& process) const {
     Totals& totals = series_of(known.totals, connection.device, connection.sends);
     totals.bytes += connection.bytes - std::min(before.bytes, connection.bytes);
     totals.messages += connection.messages - before.messages;  // modulo 2^32
-    now[connection.number] = {connection.bytes, connection.messages};
+    for (const auto& [name, buckets] : live::latencies_since(before.latencies, connection.latencies)) {
+      for (const auto& [below_ns, members] : buckets) totals.latencies[name][below_ns] += members;
+    }
+    now[connection.number] = {connection.bytes, connection.messages, connection.latencies};
   }
   known.connections = std::move(now);
 }
@@ -147,6 +168,12 @@ std::vector<MetricFamily> Metrics::Collect() const {
                        totals.bytes);
       families.counter("verbatim_messages_total", "Messages that were sent, or receives that were posted.",
                        labels(series), totals.messages);
+      for (const auto& [name, buckets] : totals.latencies) {
+        Labels with_name = labels(series);
+        with_name.emplace_back("latency", label_text(name));
+        families.histogram("verbatim_latency_seconds", "Latencies of messages, with VERBATIM_LATENCY=1.", with_name,
+                           buckets);
+      }
     }
   }
   for (const live::PortView& port : view.ports) {

@@ -31,10 +31,12 @@ class Metrics final : public prometheus::Collectable {
   struct Totals {
     std::uint64_t bytes = 0;
     std::uint64_t messages = 0;
+    live::Latencies latencies = {};
   };
   struct Carried {
     std::uint64_t bytes = 0;
     std::uint32_t messages = 0;
+    live::Latencies latencies = {};
   };
   using SeriesKey = std::pair<std::string, bool>;  // device, sends
   struct Known {

@@ -85,10 +85,21 @@ std::string waits_text(const ConnectionView& connection) {
 
 std::string columns(const std::string& pid, const std::string& what, const std::string& peer, const std::string& device,
                     const std::string& bytes, const std::string& messages, const std::string& outstanding,
-                    const std::string& lanes, const std::string& retries, const std::string& rest) {
+                    const std::string& lanes, const std::string& retries, const std::string& latency,
+                    const std::string& rest) {
   return padded(pid, 8, true) + padded(what, 15) + padded(peer, 24) + padded(device, 16) + padded(bytes, 8, true) +
          padded(messages, 8, true) + padded(outstanding, 5, true) + padded(lanes, 5, true) + padded(retries, 7, true) +
-         rest;
+         padded(latency, 15, true) + rest;
+}
+
+// The median and the 99th percentile: of sends from isend to completion, of receives from CTS to data.
+std::string latency_text(const ConnectionView& connection) {
+  const auto found = connection.latencies.find(connection.now.sends ? "isend_to_completion" : "cts_to_data");
+  if (found == connection.latencies.end()) return "-";
+  const auto microseconds = [&](double part) {
+    return short_number(static_cast<double>(live::quantile_ns(found->second, part)) / 1000);
+  };
+  return microseconds(0.5) + "/" + microseconds(0.99);
 }
 
 Line connection_line(const ConnectionView& connection) {
@@ -104,7 +115,7 @@ Line connection_line(const ConnectionView& connection) {
   return {printable(columns("", now.sends ? "  sends to" : "  receives from",
                             now.peer_host + ":" + std::to_string(now.peer_pid), now.device, rate(&live::Rates::bytes_s),
                             rate(&live::Rates::messages_s), std::to_string(now.outstanding), lanes,
-                            rate(&live::Rates::retries_s), rest)),
+                            rate(&live::Rates::retries_s), latency_text(connection), rest)),
           alarm ? Style::kAlarm : Style::kPlain};
 }
 
@@ -150,6 +161,21 @@ Json text_or_null(const std::string& text) {
   return text.empty() ? Json(nullptr) : Json(text);
 }
 
+// Microseconds; null: not measured.
+Json latencies_json(const live::Latencies& latencies) {
+  if (latencies.empty()) return nullptr;
+  Json json = Json::object();
+  for (const auto& [name, buckets] : latencies) {
+    std::uint64_t count = 0;
+    for (const auto& [below_ns, members] : buckets) count += members;
+    const auto microseconds = [&members = buckets](double part) {
+      return static_cast<double>(live::quantile_ns(members, part)) / 1000;
+    };
+    json[name] = {{"count", count}, {"p50", microseconds(0.5)}, {"p99", microseconds(0.99)}};
+  }
+  return json;
+}
+
 Json connection_json(const ConnectionView& connection) {
   const live::Connection& now = connection.now;
   const auto rate = [&](double live::Rates::*member) {
@@ -167,6 +193,7 @@ Json connection_json(const ConnectionView& connection) {
           {"bytes_s", rate(&live::Rates::bytes_s)},
           {"messages_s", rate(&live::Rates::messages_s)},
           {"retries_s", rate(&live::Rates::retries_s)},
+          {"latency_us", latencies_json(connection.latencies)},
           {"outstanding", now.outstanding},
           {"lanes", now.lanes},
           {"lanes_down", now.lanes_down},
@@ -208,7 +235,8 @@ std::vector<Line> to_lines(const live::View& view, bool connections) {
          Style::kAlarm});
   }
   add_ports(view, lines);
-  lines.push_back({columns("PID", "PROGRAM", "PEER", "DEVICE", "B/s", "MSG/s", "OUT", "LANES", "RETRY/s", "WAITS FOR"),
+  lines.push_back({columns("PID", "PROGRAM", "PEER", "DEVICE", "B/s", "MSG/s", "OUT", "LANES", "RETRY/s", "P50/P99 us",
+                           "WAITS FOR"),
                    Style::kHead});
   for (const ProcessView& process : view.processes) {
     lines.push_back(process_line(process));

@@ -8,7 +8,10 @@ namespace {
 struct TickBase {
   std::uint64_t ns = 0;  // 0: not begun
   std::uint64_t ticks = 0;
+  double fixed_ns_per_tick = 0;  // 0: not known yet
 };
+
+constexpr std::uint64_t kFixedAfterNs = kNanosecondsPerSecond;
 
 constinit Mutex g_tick_mutex;
 TickBase g_tick_base VERBATIM_GUARDED_BY(g_tick_mutex);
@@ -22,9 +25,14 @@ void begin_tick_scale() {
 
 TickScale::TickScale() {
   const MutexLock lock(g_tick_mutex);
-  const std::uint64_t ticks = read_ticks() - g_tick_base.ticks;
-  const std::uint64_t passed_ns = monotonic_ns() - g_tick_base.ns;
-  if (ticks != 0) nanoseconds_per_tick_ = static_cast<double>(passed_ns) / static_cast<double>(ticks);
+  if (g_tick_base.fixed_ns_per_tick == 0) {
+    const std::uint64_t ticks = read_ticks() - g_tick_base.ticks;
+    const std::uint64_t passed_ns = monotonic_ns() - g_tick_base.ns;
+    if (ticks != 0) nanoseconds_per_tick_ = static_cast<double>(passed_ns) / static_cast<double>(ticks);
+    if (passed_ns >= kFixedAfterNs) g_tick_base.fixed_ns_per_tick = nanoseconds_per_tick_;
+  } else {
+    nanoseconds_per_tick_ = g_tick_base.fixed_ns_per_tick;
+  }
 }
 
 std::string latency_json(const LatencyStats& stats) {
