@@ -102,8 +102,8 @@ Result<bool> RecvComm::connect(const wire::Hello& remote, int traffic_class, Ver
   cts_work_.opcode = IBV_WR_RDMA_WRITE;
   enable_failover();
   use_cts_queue(fastest_qp(working_shares()));
-  if (settings_.config.latency && latencies_ == nullptr) latencies_ = std::make_unique<ReceiveLatencies>();
-  if (profiler_events_ == nullptr) profiler_events_ = make_profiler_events();
+  if (settings_.config.latency) latencies_ = std::make_unique<ReceiveLatencies>();
+  profiler_events_ = make_profiler_events();
   observed_ = latencies_ != nullptr || profiler_events_ != nullptr;
   if (observed_) {
     const bool profiled = profiler_events_ != nullptr;

@@ -118,8 +118,8 @@ Result<bool> SendComm::connect(const wire::Hello& remote, int traffic_class, Ver
     single_limit_bytes_ = separate_limit_bytes_ = 0;  // send_single keeps no log
   }
   empty_signal_.wr.rdma.remote_addr = record_address_;
-  if (config.latency && latencies_ == nullptr) latencies_ = std::make_unique<SendLatencies>();
-  if (profiler_events_ == nullptr) profiler_events_ = make_profiler_events();
+  if (config.latency) latencies_ = std::make_unique<SendLatencies>();
+  profiler_events_ = make_profiler_events();
   if (latencies_ != nullptr) isend_ = isend_plain<true>;
   if (profiler_events_ != nullptr) isend_ = isend_profiled;
   for (SendRequest& request : requests_) {
