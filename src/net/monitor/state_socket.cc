@@ -76,8 +76,7 @@ std::string connection_json(const MonitoredConnection& connection) {
        json_field("lanes_down", comm.lanes_down()), json_field("state", state),
        "\"error\":" + (failure != nullptr ? json_text(*failure) : "null"),
        "\"stall_cause\":" + (detector.reported() ? json_text(cause()) : "null"), "\"local\":" + status_json(status),
-       "\"peer\":" + (detector.peer() ? status_json(*detector.peer()) : "null"),
-       latency_json(comm.latencies())});
+       "\"peer\":" + (detector.peer() ? status_json(*detector.peer()) : "null"), latency_json(comm.latencies())});
 }
 
 }  // namespace
