@@ -38,7 +38,7 @@ struct Ends {
   void send_until_failed(std::size_t bytes, const MemoryKeys& keys) {
     EXPECT_TRUE(ConnectedComms::fails(link.send(), [&] {
       void* request = nullptr;
-      link.send().isend(source.data(), bytes, 0, keys, &request);
+      link.send().isend(source.data(), bytes, 0, &keys, nullptr, &request);
       link.send().progress();
     }));
   }

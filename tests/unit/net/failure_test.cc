@@ -44,7 +44,7 @@ class Stream {
   // Without the checks of ConnectedComms::isend: a comm that fails here still returns a request.
   Request* post() {
     void* request = nullptr;
-    link_.send().isend(source_.data(), source_.size(), 0, *send_memory_, &request);
+    link_.send().isend(source_.data(), source_.size(), 0, &*send_memory_, nullptr, &request);
     return static_cast<Request*>(request);
   }
 
