@@ -482,6 +482,7 @@ void Context::write_stats() noexcept try {
 }
 
 void Context::close_or_abort(std::unique_ptr<Comm> comm) {
+  comm->stop_monitor_acting();
   if (!config_.stats_file.empty()) remember_stats(*comm);
   if (comm->error() == nullptr && comm->all_done()) {
     process_.monitor->close_gracefully(std::move(comm), config_.close_timeout_ms * kNanosecondsPerMillisecond);

@@ -95,6 +95,7 @@ struct MonitoredConnection {
   bool resumable = false;           // the source of side channels knows this connection
   bool qp_state_requested = false;  // below
   bool renewal_requested = false;   // Comm::renew_lanes
+  bool advance_requested = false;   // Comm::advance_for_idle
   bool calls_requested = false;     // the connection is in the list of its DeviceCalls,
   bool calls_run = false;           // or DeviceCalls makes its calls
   bool lanes_change = false;        // Comm::advance_lanes_for_idle
@@ -107,6 +108,7 @@ struct MonitoredConnection {
   std::unique_ptr<Comm> closing;  // `comm`, once its owner has closed it
   std::uint64_t close_deadline_ns = 0;
 
+  std::uint64_t advance_due_ns = 0;         // when Comm::advance_for_idle is to be called again
   std::uint64_t peer_progress = 0;          // of the comm, as last read
   unsigned ticks_without_message = 0;       // of Keepalive, and without progress of RDMA
   ibv_qp_state qp_state = IBV_QPS_UNKNOWN;  // as last read

@@ -21,6 +21,11 @@ void DeviceCalls::request_renewal(MonitoredConnection& connection) {
   add_request(connection);
 }
 
+void DeviceCalls::request_advance(MonitoredConnection& connection) {
+  connection.advance_requested = true;
+  add_request(connection);
+}
+
 void DeviceCalls::add_request(MonitoredConnection& connection) {
   if (std::exchange(connection.calls_requested, true)) return;
   connection.next_request = std::exchange(connection.device_calls->requests_, &connection);
@@ -31,7 +36,7 @@ void DeviceCalls::withdraw(ConnectionTable& table, MonitoredConnection& connecti
   MonitoredConnection** link = &connection.device_calls->requests_;
   while (*link != &connection) link = &(*link)->next_request;
   *link = connection.next_request;
-  connection.renewal_requested = false;
+  connection.renewal_requested = connection.advance_requested = false;
   if (std::exchange(connection.qp_state_requested, false)) --table.open_qp_state_requests;
 }
 
@@ -62,9 +67,11 @@ void DeviceCalls::run(ConnectionTable& table) noexcept {
       connection.calls_run = true;
       const bool reads_state = connection.qp_state_requested;
       const bool renews = std::exchange(connection.renewal_requested, false);
+      const bool advances = std::exchange(connection.advance_requested, false);
       table.mutex.unlock();
       const ibv_qp_state state = reads_state ? connection.comm->qp_state() : IBV_QPS_UNKNOWN;
       if (renews) connection.comm->renew_lanes();
+      if (advances) connection.comm->advance_for_idle();
       table.mutex.lock();
       connection.calls_run = false;
       if (reads_state) {

@@ -9,9 +9,9 @@
 namespace verbatim {
 
 // The calls for one device, or for the comms that use the same devices: reading its events, reading the states of QPs,
-// making new QPs for lanes that are down, destroying closed comms. Its thread calls them one after the other and ends
-// when there is none left, so a process whose devices have nothing to do has no such thread. If a device hangs, its own
-// calls wait and no others.
+// making new QPs for lanes that are down, advancing lanes for an idle application, destroying closed comms. Its thread
+// calls them one after the other and ends when there is none left, so a process whose devices have nothing to do has no
+// such thread. If a device hangs, its own calls wait and no others.
 //
 // Owned by the monitor. The functions are called by the monitoring thread under the table's mutex.
 class DeviceCalls {
@@ -25,10 +25,11 @@ class DeviceCalls {
   DeviceCalls& operator=(const DeviceCalls&) = delete;
 
   void read_events() { events_requested_ = true; }
-  // These two: a second request changes nothing while the first is open.
+  // These three: a second request changes nothing while the first is open.
   static void request_qp_state(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
       VERBATIM_REQUIRES(table.mutex);
   static void request_renewal(MonitoredConnection& connection);
+  static void request_advance(MonitoredConnection& connection);
   // Takes back what is requested for the connection, unless a call for it runs.
   static void withdraw(ConnectionTable& table, MonitoredConnection& connection) VERBATIM_REQUIRES(table.mutex);
   // A closed connection, which is no longer in the table.

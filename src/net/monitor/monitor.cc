@@ -333,6 +333,13 @@ std::uint64_t Monitor::look_after_lanes(MonitoredConnection& connection, std::ui
   const std::uint64_t due = comm.renewal_due_ns();
   if (due <= now) DeviceCalls::request_renewal(connection);
   std::uint64_t next = due <= now ? kNever : due;  // DeviceCalls makes the connection due
+  if (comm.can_advance_for_idle()) {
+    if (now >= connection.advance_due_ns) {
+      DeviceCalls::request_advance(connection);
+      connection.advance_due_ns = now + kLaneCheckNs;
+    }
+    next = std::min(next, connection.advance_due_ns);
+  }
   next = std::min(next, comm.watch_lanes(now));
   const std::uint64_t waited_ns = comm.can_wait() ? comm.waited_ns(now) : 0;
   if (!comm.waits_for_lane()) return next;

@@ -21,17 +21,23 @@ std::string grep_arguments(const Endpoint& endpoint, std::optional<std::size_t> 
   return arguments;
 }
 
+// After how long without progress the peer is asked whether it has the CTS entries; 0: never. With one lane only if the
+// application may make no calls, which would find that the entries were lost.
+std::uint64_t suspect_ns(const Comm& comm, const wire::ConnectionStatus& status) {
+  if (comm.kind() == CommKind::kSend || !comm.can_wait()) return 0;
+  if (!comm.can_lose_lanes() && (status.flags & wire::ConnectionStatus::kOptionalReceives) == 0) return 0;
+  return comm.settings().config.lane_timeout_ms * kNanosecondsPerMillisecond;
+}
+
 void check_connection(const StallSettings& settings, ConnectionTable& table, MonitoredConnection& connection,
                       std::uint64_t now) VERBATIM_REQUIRES(table.mutex) {
   using Action = StallDetector::Action;
   Comm& comm = *connection.comm;
   StallDetector& detector = connection.stall_detector;
   const Comm::Activity activity = comm.take_activity();
-  const bool suspects = comm.kind() == CommKind::kRecv && comm.can_lose_lanes();
-  const std::uint64_t suspect_ns =
-      suspects ? comm.settings().config.lane_timeout_ms * kNanosecondsPerMillisecond : std::uint64_t{0};
+  const wire::ConnectionStatus status = comm.status();
   const Action action =
-      detector.check(settings, now, comm.status(), activity.send_refused, activity.tested, suspect_ns);
+      detector.check(settings, now, status, activity.send_refused, activity.tested, suspect_ns(comm, status));
   if (action == Action::kNone) return;
   if (action == Action::kSuspectCts) return comm.suspect_cts();
   if (action == Action::kQuery) {

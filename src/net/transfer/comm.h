@@ -89,6 +89,7 @@ class Comm {
 
   using enum FailureState::Flag;
   std::uint32_t slow_path_flags() const { return failure_state_.flags(); }
+  bool lanes_change() const { return (slow_path_flags() & kLanes) != 0; }
 
   // Moves the QPs to ERR, so that outstanding work requests end. Errors are only logged.
   void abort();
@@ -123,7 +124,8 @@ class Comm {
   // Takes down lanes on which nothing is acknowledged while it is on another one (VERBATIM_LANE_TIMEOUT_MS). Returns
   // when it is to be called again. Only the monitor calls it.
   std::uint64_t watch_lanes(std::uint64_t now);
-  // A CTS entry has not arrived at the peer: takes down the lane that carries them, if another one works.
+  // A CTS entry has not arrived at the peer: takes down the lane that carries them, if another one works. Otherwise it
+  // makes sure that a completion which says why is polled.
   void suspect_cts();
   // Makes new QPs for lanes that are down. Calls verbs that may hang; only DeviceCalls calls it.
   void renew_lanes() noexcept;
@@ -144,6 +146,15 @@ class Comm {
   // An application that waits for nothing may not call: then the monitor acts for it. It declares lanes down whose port
   // is, and reports to the peer that everything has arrived. Whether it has to look again.
   bool advance_lanes_for_idle() noexcept;
+  // Whether lanes change, and advance_for_idle() may go on with them.
+  bool can_advance_for_idle() const {
+    return kind_ == CommKind::kRecv && failover_ != nullptr && lanes_change() && !failure_state_.has_failed();
+  }
+  // What a call of the application would do for lanes that change, if the application has no request and is in no call.
+  // Calls verbs that may hang; only DeviceCalls calls it. False: it is in a call, or has requests and so will call.
+  virtual bool advance_for_idle() noexcept { return false; }
+  // The application closes the comm: from now on advance_for_idle() does nothing, and it does not run.
+  virtual void stop_monitor_acting() noexcept {}
 
   // ---- for the monitor and for statistics
 
@@ -257,7 +268,6 @@ class Comm {
   bool port_works(std::size_t port) const;
   // See qp_shares in lanes.h: of the lanes that work, at least one.
   std::vector<std::uint32_t> working_shares() const;
-  bool lanes_change() const { return (slow_path_flags() & kLanes) != 0; }
   // Advances the lanes. Called with the flag kLanes set, after a poll of all CQs; `all_polled`: until they were empty.
   void process_lanes(bool all_polled) noexcept;
 

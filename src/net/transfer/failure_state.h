@@ -49,16 +49,18 @@ class FailureState {
  public:
   // The slow path flags. A call of the data path that finds one of them set takes the slow path.
   enum Flag : std::uint32_t {
-    kSignals = 0xff,       // CommSignal
-    kFailed = 0x100,       // error() is set
-    kPostPending = 0x200,  // a group waits for free entries of a send queue
-    kSeveralCqs = 0x400,   // the comm has more than one completion queue: set for its whole life
-    kProbing = 0x800,      // the answer of the peer's NIC is awaited
-    kLanes = 0x1000,       // a lane has failed, and its messages are not all posted again (failover.h)
+    kSignals = 0xff,        // CommSignal
+    kFailed = 0x100,        // error() is set
+    kPostPending = 0x200,   // a group waits for free entries of a send queue
+    kSeveralCqs = 0x400,    // the comm has more than one completion queue: set for its whole life
+    kProbing = 0x800,       // the answer of the peer's NIC is awaited
+    kLanes = 0x1000,        // a lane has failed, and its messages are not all posted again (failover.h)
+    kMonitorActs = 0x2000,  // the monitor advances the comm: RecvComm::advance_for_idle
   };
-  std::uint32_t flags() const { return flags_.load(std::memory_order_relaxed); }
+  // Acquire: what the monitor changes is read after it has cleared kMonitorActs.
+  std::uint32_t flags() const { return flags_.load(std::memory_order_acquire); }
   void set_flag(Flag flag) { flags_.fetch_or(flag, std::memory_order_relaxed); }
-  void clear_flag(Flag flag) { flags_.fetch_and(~flag, std::memory_order_relaxed); }
+  void clear_flag(Flag flag) { flags_.fetch_and(~flag, std::memory_order_release); }
 
   // kNone until the comm has failed.
   ErrorKind kind() const { return error_.kind; }

@@ -93,6 +93,7 @@ Request* FlushQueue::post(const void* data, const MemoryKeys& memory, int& retur
     ++slot.reads_left;
   }
   state.free_slots.pop_back();
+  ++in_use_;
   return &slot;
 }
 
@@ -143,6 +144,7 @@ void FlushQueue::retire(Request& request) {
   State& state = *active_.load(std::memory_order_acquire);
   request.state = RequestState::kFree;
   state.free_slots.push_back(static_cast<std::uint32_t>(static_cast<Slot*>(&request) - state.slots.data()));
+  in_use_.publish(in_use_ - 1);
 }
 
 }  // namespace verbatim

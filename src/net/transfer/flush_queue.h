@@ -60,6 +60,9 @@ class FlushQueue {
   // Outstanding flushes. Any thread.
   std::uint32_t pending() const { return pending_; }
 
+  // Flushes that have not been freed. Any thread.
+  std::uint32_t in_use() const { return in_use_.acquire(); }
+
   // Frees a flush that is done.
   void retire(Request& request);
 
@@ -81,6 +84,7 @@ class FlushQueue {
                                         std::size_t& port) const;
 
   SingleWriter<std::uint32_t> pending_;
+  SingleWriter<std::uint32_t> in_use_;
   SingleWriter<std::uint32_t> left_out_;  // ports, one bit each
   std::unique_ptr<State> state_;
   std::atomic<State*> active_{nullptr};

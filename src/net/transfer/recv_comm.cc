@@ -170,6 +170,7 @@ void RecvComm::post_fence_receive(std::size_t queue_index) {
 // Computes how many members may be posted: the limits are requests, CTS work requests and receives on every QP. Returns
 // whether a group of this size may.
 bool RecvComm::update_allowance(std::uint32_t group_size) {
+  if ((slow_path_flags() & kMonitorActs) != 0) return false;
   // Optional receives are not tested: for them only this function polls and reads signals.
   if (cts_free() == 0 || optional_posted_ || (slow_path_flags() & kSignals) != 0) progress();
   if (lanes_change()) progress();
@@ -298,6 +299,7 @@ template <bool kTimed>
 template <bool kTimed, typename Size>
 [[gnu::always_inline]] inline ErrorKind RecvComm::receive(int n, void* const* data, const Size* sizes, const int* tags,
                                                           void* const* handles, void** out) noexcept {
+  begin_call();
   if (n == 1 && handles[0] != nullptr && sizes[0] >= 0 && members_allowed_ != 0 && slow_path_flags() == 0 &&
       (std::is_signed_v<Size> || *out != kOptionalCompletion)) {
     return receive_single<kTimed>(data[0], static_cast<std::uint64_t>(sizes[0]), tags[0],
@@ -357,6 +359,7 @@ ErrorKind RecvComm::receive_single(void* data, std::uint64_t bytes, int tag, con
 template <bool kTimed, typename Size>
 ErrorKind RecvComm::receive_group(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
                                   void** out) noexcept {
+  const Call call(*this);
   bool optional_completion = false;
   if constexpr (!std::is_signed_v<Size>) optional_completion = *out == kOptionalCompletion;
   *out = nullptr;

@@ -74,6 +74,8 @@ class RecvComm final : public CommProgress<RecvComm> {
   CompletedCounts completed_counts() const override;
   bool all_done() const override { return !waits_for_peer() && flush_.all_done(); }
   bool waits_for_peer() const override;
+  bool advance_for_idle() noexcept override;
+  void stop_monitor_acting() noexcept override;
 
  private:
   friend class CommProgress<RecvComm>;
@@ -88,6 +90,18 @@ class RecvComm final : public CommProgress<RecvComm> {
     std::uint16_t parts_seen = 0;
     std::uint32_t first_member = 0;
     std::uint64_t bytes_counted = 0;
+  };
+
+  // A call that changes the comm, from before it reads the slow path flags until it returns.
+  class Call {
+   public:
+    explicit Call(RecvComm& comm) : in_call_(comm.in_call_) {}
+    ~Call() { in_call_.publish(false); }
+    Call(const Call&) = delete;
+    Call& operator=(const Call&) = delete;
+
+   private:
+    SingleWriter<bool>& in_call_;
   };
 
   struct RecvQueue {
@@ -128,6 +142,12 @@ class RecvComm final : public CommProgress<RecvComm> {
   const std::byte* flush_target() const {
     return control_.data() + entry_bytes_ * wire::kRingEntries + wire::completion_record_bytes(arrivals_ != nullptr);
   }
+  bool has_no_requests() const;
+  void begin_call() noexcept {
+    in_call_ = true;
+    std::atomic_signal_fence(std::memory_order_seq_cst);  // fence_all_threads() does the rest
+  }
+  void wait_for_monitor() const noexcept;
   bool prepare_flushes();
   ErrorKind reject_group_size(int n) const noexcept;
   ErrorKind reject_buffer() noexcept;
@@ -199,7 +219,8 @@ class RecvComm final : public CommProgress<RecvComm> {
   static ErrorKind test_arrival(RecvRequest& request, int* done, int* sizes) noexcept;
   template <bool kTimed>
   static ErrorKind retire(RecvRequest& request, int* done, int* sizes) noexcept;
-  static ErrorKind retire_group(RecvRequest& request, int* sizes) noexcept;
+  static ErrorKind report_sizes(const RecvRequest& request, int* sizes) noexcept;
+  static ErrorKind report_group_sizes(const RecvRequest& request, int* sizes) noexcept;
 
   const std::size_t entry_bytes_;
   const bool wide_entries_;  // of several devices
@@ -233,6 +254,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   std::array<std::uint64_t, wire::kRingEntries> posted_;
   FlushQueue flush_;
   bool observed_ = false;
+  SingleWriter<bool> in_call_;
   std::unique_ptr<ReceiveLatencies> latencies_;  // nullptr: not measured
 };
 

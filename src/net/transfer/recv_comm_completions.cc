@@ -1,10 +1,12 @@
 // The receiving end's completions: which receives have arrived, what test reports of them, and what has failed.
 #include <arpa/inet.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
 #include <numeric>
 
+#include "base/thread_order.h"
 #include "net/transfer/recv_comm.h"
 
 namespace verbatim {
@@ -13,9 +15,41 @@ namespace {
 // With arrival words only failures and CTS come through the completion queue: tests poll it this rarely.
 constexpr std::uint32_t kEmptyTestsPerPoll = 64;
 
+constexpr unsigned kMonitorActsPollUs = 100;
+
 }  // namespace
 
 template class CommProgress<RecvComm>;
+
+// An application that makes no calls would leave the comm as it is. Calls of irecv and iflush say that they run, and
+// leave the comm alone while the flag is set; a test runs only for a request that is not free.
+bool RecvComm::advance_for_idle() noexcept {
+  failure_state_.set_flag(kMonitorActs);
+  const bool idle = fence_all_threads() && !in_call_.acquire() && has_no_requests();
+  if (idle) progress();
+  failure_state_.clear_flag(kMonitorActs);
+  return idle;
+}
+
+bool RecvComm::has_no_requests() const {
+  const auto is_free = [](const RecvRequest& request) {
+    auto& state = const_cast<RequestState&>(request.state);  // atomic_ref of a const object is C++26
+    const RequestState now = std::atomic_ref(state).load(std::memory_order_acquire);
+    return now == RequestState::kFree || now == RequestState::kDoneUnconfirmed;
+  };
+  return flush_.in_use() == 0 && std::all_of(requests_.begin(), requests_.end(), is_free);
+}
+
+void RecvComm::stop_monitor_acting() noexcept {
+  in_call_ = true;
+  wait_for_monitor();
+}
+
+// For calls that cannot be repeated. The monitor acts for some milliseconds at most.
+void RecvComm::wait_for_monitor() const noexcept {
+  std::atomic_signal_fence(std::memory_order_seq_cst);
+  while ((slow_path_flags() & kMonitorActs) != 0) ::usleep(kMonitorActsPollUs);
+}
 
 bool RecvComm::waits_for_peer() const {
   return !std::all_of(requests_.begin(), requests_.end(),
@@ -41,7 +75,7 @@ bool RecvComm::waits_for_peer() const {
 inline void RecvComm::finish(RecvRequest& request, const wire::Immediate& immediate, const ibv_wc& completion) {
   request.sizes = immediate.sizes;
   request.bytes_counted = completion.byte_len;
-  request.state = RequestState::kDone;
+  request.change_state(RequestState::kDone);
   count_arrival();
 }
 
@@ -66,7 +100,7 @@ void RecvComm::process_immediate(const ibv_wc& completion, std::size_t queue_ind
   if (immediate.sizes != wire::SizeSource::kOtherPart) request.sizes = immediate.sizes;
   if (++request.parts_seen < immediate.parts) return;
   request.parts_seen = 0;
-  request.state = RequestState::kDone;
+  request.change_state(RequestState::kDone);
   count_arrival();
 }
 
@@ -201,7 +235,7 @@ ErrorKind RecvComm::test_arrival(RecvRequest& request, int* done, int* sizes) no
     request.sizes = request.group_size == 1           ? wire::SizeSource::kByteCount
                     : request.bytes_counted == posted ? wire::SizeSource::kPosted
                                                       : wire::SizeSource::kRecord;
-    request.state = RequestState::kDone;
+    request.change_state(RequestState::kDone);
     comm.count_arrival();
   }
   return retire<kTimed>(request, done, sizes);
@@ -212,13 +246,21 @@ template <bool kTimed>
 inline ErrorKind RecvComm::retire(RecvRequest& request, int* done, int* sizes) noexcept {
   *done = 1;
   RecvComm& comm = *static_cast<RecvComm*>(request.comm);
-  request.state = request.optional_completion ? RequestState::kDoneUnconfirmed : RequestState::kFree;
   if (!request.optional_completion) {
     if constexpr (kTimed) comm.latencies_->done(wire::ring_index(request.first_member));
     // NCCL tests receives in order: then this is all that release_entries() would do.
     if (request.first_member == comm.oldest_member_) comm.oldest_member_ += request.group_size;
   }
-  if (request.group_size != 1 || request.sizes != wire::SizeSource::kByteCount) return retire_group(request, sizes);
+  const ErrorKind result = report_sizes(request, sizes);
+  request.change_state(request.optional_completion ? RequestState::kDoneUnconfirmed : RequestState::kFree);
+  return result;
+}
+
+inline ErrorKind RecvComm::report_sizes(const RecvRequest& request, int* sizes) noexcept {
+  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
+  if (request.group_size != 1 || request.sizes != wire::SizeSource::kByteCount) {
+    return report_group_sizes(request, sizes);
+  }
   const std::uint64_t posted = comm.posted_[wire::ring_index(request.first_member)];
   if (request.bytes_counted > posted) return comm.fail_size_mismatch(request.bytes_counted, posted);
   comm.bytes_ += request.bytes_counted;
@@ -226,7 +268,7 @@ inline ErrorKind RecvComm::retire(RecvRequest& request, int* done, int* sizes) n
   return ErrorKind::kNone;
 }
 
-ErrorKind RecvComm::retire_group(RecvRequest& request, int* sizes) noexcept {
+ErrorKind RecvComm::report_group_sizes(const RecvRequest& request, int* sizes) noexcept {
   RecvComm& comm = *static_cast<RecvComm*>(request.comm);
   const std::uint32_t index = wire::ring_index(request.first_member);
   const std::uint64_t* const posted = &comm.posted_[index];

@@ -31,6 +31,9 @@ bool RecvComm::prepare_flushes() {
 }
 
 Request* RecvComm::iflush(const void* data, const MemoryKeys& memory) {
+  begin_call();
+  const Call call(*this);
+  wait_for_monitor();
   if (error() != nullptr || !memory.device_memory || settings_.config.flush_disabled) return nullptr;
   if (!flush_.prepared() && !prepare_flushes()) return nullptr;
   int returned = 0;

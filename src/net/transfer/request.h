@@ -2,6 +2,7 @@
 // and are found by index. Test reads only the state of one that is done.
 #pragma once
 
+#include <atomic>
 #include <climits>
 #include <cstddef>
 #include <cstdint>
@@ -27,6 +28,9 @@ enum class RequestKind : std::uint8_t {
 enum class RequestState : std::uint8_t { kFree, kPending, kDone, kDoneUnconfirmed };
 
 struct Request {
+  // Changes of a receive that Comm::advance_for_idle may read at the same time. Release: it may act after the last one.
+  void change_state(RequestState next) { std::atomic_ref(state).store(next, std::memory_order_release); }
+
   Comm* comm = nullptr;
   RequestKind kind = RequestKind::kSend;
   RequestState state = RequestState::kFree;

@@ -26,6 +26,10 @@ class SingleWriter {
     return value;
   }
 
+  // What was written before is read by a thread that has acquired this value.
+  void publish(T value) { value_.store(value, std::memory_order_release); }
+  T acquire() const { return value_.load(std::memory_order_acquire); }
+
   // Reads and clears; any thread.
   T take() { return value_.exchange(T{}, std::memory_order_relaxed); }
 

@@ -235,6 +235,51 @@ TEST(OneLane, Outage_ConnectionWaitsAndGoesOn) {
   }
 }
 
+// NCCL makes no call for receives with optional completion (LL) until their data has come: the monitor goes on.
+void send_without_calls_of_the_receiver() {
+  Traffic traffic(1);
+  traffic.rounds(1);
+  std::vector<std::unique_ptr<Buffers<>>> all;
+  for (std::size_t i = 0; i < 8; ++i) {
+    all.push_back(std::make_unique<Buffers<>>(traffic.link, pattern(300, i)));
+    Request* const request = traffic.link.posted([&] { return all.back()->irecv(300, 0, true); });
+    ASSERT_NE(request, nullptr);
+    int done = 0;
+    ASSERT_EQ(RecvComm::test(*request, &done, nullptr), ErrorKind::kNone);
+    ASSERT_EQ(done, 1);
+  }
+  for (const auto& one : all) {
+    Request* request = nullptr;
+    ASSERT_TRUE(ConnectedComms::eventually([&] { return (request = one->isend(300)) != nullptr; }));
+    ASSERT_TRUE(ConnectedComms::eventually([&] {
+      traffic.link.send().progress();
+      return request->state == RequestState::kDone;
+    }));
+    EXPECT_EQ(one->target, one->source);
+  }
+  traffic.rounds(1);
+}
+
+TEST(OneLane, IdleReceiver_OutageEndsWithoutItsCalls) {
+  for (const char* const engine : {"inline", "thread"}) {
+    std::size_t outages = 0;
+    for (int nth = 20; nth < 50; nth += step() == 1 ? 1 : 4) {
+      const std::string fault = "drop-request device=0 times=all nth=" + std::to_string(nth);
+      SCOPED_TRACE(fault + " " + engine);
+      const std::string output = in_child(fault, send_without_calls_of_the_receiver,
+                                          {{"SOFTVERBS_ENGINE", engine}, {"VERBATIM_LANE_TIMEOUT_MS", "200"}});
+      outages += count_lines(output, "lane 1 of 1 is back after ", "");
+    }
+    EXPECT_GE(outages, 8U);
+  }
+}
+
+TEST(OneLane, IdleReceiverAndLinkDown_OutageEndsWithoutItsCalls) {
+  const std::string output = in_child("link-down device=0 after=20 for=300ms", send_without_calls_of_the_receiver,
+                                      {{"VERBATIM_TIMEOUT", "10"}, {"VERBATIM_LANE_TIMEOUT_MS", "200"}});
+  EXPECT_EQ(count_lines(output, "lane 1 of 1 is back after ", ""), 2U);
+}
+
 // Whole messages are posted again: which of their parts have arrived is not known.
 TEST(OneLane, OutageOfSeveralQpsOrArrivalWords_NoByteIsWrong) {
   test::Variables both = kAtomics;
