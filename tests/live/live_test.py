@@ -148,7 +148,7 @@ class Top(Live):
                     self.assertGreater(latency["count"], connection["messages_s"] * 0.2 / 4)
                     self.assertTrue(0 < latency["p50"] <= latency["p99"] < 10e6, latency)
         text = self.run_top()
-        self.assertRegex(text, r"(?m)^ +sends to .* \d\S*( k| M)?/\d\S*( k| M)? ")
+        self.assertRegex(text, r"(?m)^ +sends to .* \d\S*( k| M)?/\d\S*( k| M)?( |$)")
         self.assertIn("P50/P99 us", text)
 
     def test_StateOfAProcess_PageExplainsEveryField(self):

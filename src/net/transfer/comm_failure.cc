@@ -161,6 +161,7 @@ void Comm::log_held_completion() noexcept {
   publish_from([&] {
     const auto& [completion, qp, work, flushed] = failure_state_.held_completion();
     if (completion.status == IBV_WC_WR_FLUSH_ERR && wait_for_device_event()) return device_event();
+    if (completion.status == IBV_WC_LOC_QP_OP_ERR) link_goes_down(qp);  // if so, the facts say it
     PathFacts path = facts(qp);
     if (work.probe && is_without_answer(completion.status, path))
       return peer_lost(failure_state_.held_completion(), path);

@@ -57,8 +57,9 @@ class FailureState {
     kLanes = 0x1000,        // a lane has failed, and its messages are not all posted again (failover.h)
     kMonitorActs = 0x2000,  // the monitor advances the comm: RecvComm::advance_for_idle
   };
-  // Acquire: what the monitor changes is read after it has cleared kMonitorActs.
-  std::uint32_t flags() const { return flags_.load(std::memory_order_acquire); }
+  std::uint32_t flags() const { return flags_.load(std::memory_order_relaxed); }
+  // What the monitor has changed before it cleared kMonitorActs is read after it.
+  std::uint32_t acquire_flags() const { return flags_.load(std::memory_order_acquire); }
   void set_flag(Flag flag) { flags_.fetch_or(flag, std::memory_order_relaxed); }
   void clear_flag(Flag flag) { flags_.fetch_and(~flag, std::memory_order_release); }
 

@@ -170,7 +170,7 @@ void RecvComm::post_fence_receive(std::size_t queue_index) {
 // Computes how many members may be posted: the limits are requests, CTS work requests and receives on every QP. Returns
 // whether a group of this size may.
 bool RecvComm::update_allowance(std::uint32_t group_size) {
-  if ((slow_path_flags() & kMonitorActs) != 0) return false;
+  if ((failure_state_.acquire_flags() & kMonitorActs) != 0) return false;
   // Optional receives are not tested: for them only this function polls and reads signals.
   if (cts_free() == 0 || optional_posted_ || (slow_path_flags() & kSignals) != 0) progress();
   if (lanes_change()) progress();
@@ -300,8 +300,8 @@ template <bool kTimed, typename Size>
 [[gnu::always_inline]] inline ErrorKind RecvComm::receive(int n, void* const* data, const Size* sizes, const int* tags,
                                                           void* const* handles, void** out) noexcept {
   begin_call();
-  if (n == 1 && handles[0] != nullptr && sizes[0] >= 0 && members_allowed_ != 0 && slow_path_flags() == 0 &&
-      (std::is_signed_v<Size> || *out != kOptionalCompletion)) {
+  if (n == 1 && handles[0] != nullptr && sizes[0] >= 0 && members_allowed_ != 0 &&
+      failure_state_.acquire_flags() == 0 && (std::is_signed_v<Size> || *out != kOptionalCompletion)) {
     return receive_single<kTimed>(data[0], static_cast<std::uint64_t>(sizes[0]), tags[0],
                                   *static_cast<const MemoryHandle*>(handles[0]), out);
   }
@@ -365,7 +365,7 @@ ErrorKind RecvComm::receive_group(int n, void* const* data, const Size* sizes, c
   *out = nullptr;
   const auto group_size = static_cast<std::uint32_t>(n);
   if (group_size - 1 >= max_recvs_) return reject_group_size(n);
-  if ((members_allowed_ < group_size || slow_path_flags() != 0) && !update_allowance(group_size)) {
+  if ((members_allowed_ < group_size || failure_state_.acquire_flags() != 0) && !update_allowance(group_size)) {
     if constexpr (kTimed) latencies_->refused();
     return result();
   }

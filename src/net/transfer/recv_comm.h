@@ -219,7 +219,8 @@ class RecvComm final : public CommProgress<RecvComm> {
   static ErrorKind test_arrival(RecvRequest& request, int* done, int* sizes) noexcept;
   template <bool kTimed>
   static ErrorKind retire(RecvRequest& request, int* done, int* sizes) noexcept;
-  static ErrorKind report_sizes(const RecvRequest& request, int* sizes) noexcept;
+  static ErrorKind retire_group(RecvRequest& request, int* sizes) noexcept;
+  ErrorKind retire_too_long(RecvRequest& request, std::uint64_t posted) noexcept;
   static ErrorKind report_group_sizes(const RecvRequest& request, int* sizes) noexcept;
 
   const std::size_t entry_bytes_;

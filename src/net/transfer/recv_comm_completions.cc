@@ -48,7 +48,7 @@ void RecvComm::stop_monitor_acting() noexcept {
 // For calls that cannot be repeated. The monitor acts for some milliseconds at most.
 void RecvComm::wait_for_monitor() const noexcept {
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  while ((slow_path_flags() & kMonitorActs) != 0) ::usleep(kMonitorActsPollUs);
+  while ((failure_state_.acquire_flags() & kMonitorActs) != 0) ::usleep(kMonitorActsPollUs);
 }
 
 bool RecvComm::waits_for_peer() const {
@@ -243,7 +243,7 @@ ErrorKind RecvComm::test_arrival(RecvRequest& request, int* done, int* sizes) no
 
 // What has arrived is reported even if the comm has failed since; impossible sizes fail it.
 template <bool kTimed>
-inline ErrorKind RecvComm::retire(RecvRequest& request, int* done, int* sizes) noexcept {
+[[gnu::noinline]] ErrorKind RecvComm::retire(RecvRequest& request, int* done, int* sizes) noexcept {
   *done = 1;
   RecvComm& comm = *static_cast<RecvComm*>(request.comm);
   if (!request.optional_completion) {
@@ -251,24 +251,28 @@ inline ErrorKind RecvComm::retire(RecvRequest& request, int* done, int* sizes) n
     // NCCL tests receives in order: then this is all that release_entries() would do.
     if (request.first_member == comm.oldest_member_) comm.oldest_member_ += request.group_size;
   }
-  const ErrorKind result = report_sizes(request, sizes);
+  if (request.group_size != 1 || request.sizes != wire::SizeSource::kByteCount) return retire_group(request, sizes);
+  const std::uint64_t posted = comm.posted_[wire::ring_index(request.first_member)];
+  if (request.bytes_counted > posted) return comm.retire_too_long(request, posted);
+  comm.bytes_ += request.bytes_counted;
+  if (sizes != nullptr) *sizes = narrow(request.bytes_counted);
+  request.change_state(RequestState::kFree);
+  return ErrorKind::kNone;
+}
+
+ErrorKind RecvComm::retire_too_long(RecvRequest& request, std::uint64_t posted) noexcept {
+  const ErrorKind result = fail_size_mismatch(request.bytes_counted, posted);
+  request.change_state(RequestState::kFree);
+  return result;
+}
+
+ErrorKind RecvComm::retire_group(RecvRequest& request, int* sizes) noexcept {
+  const ErrorKind result = report_group_sizes(request, sizes);
   request.change_state(request.optional_completion ? RequestState::kDoneUnconfirmed : RequestState::kFree);
   return result;
 }
 
-inline ErrorKind RecvComm::report_sizes(const RecvRequest& request, int* sizes) noexcept {
-  RecvComm& comm = *static_cast<RecvComm*>(request.comm);
-  if (request.group_size != 1 || request.sizes != wire::SizeSource::kByteCount) {
-    return report_group_sizes(request, sizes);
-  }
-  const std::uint64_t posted = comm.posted_[wire::ring_index(request.first_member)];
-  if (request.bytes_counted > posted) return comm.fail_size_mismatch(request.bytes_counted, posted);
-  comm.bytes_ += request.bytes_counted;
-  if (sizes != nullptr) *sizes = narrow(request.bytes_counted);
-  return ErrorKind::kNone;
-}
-
-ErrorKind RecvComm::report_group_sizes(const RecvRequest& request, int* sizes) noexcept {
+inline ErrorKind RecvComm::report_group_sizes(const RecvRequest& request, int* sizes) noexcept {
   RecvComm& comm = *static_cast<RecvComm*>(request.comm);
   const std::uint32_t index = wire::ring_index(request.first_member);
   const std::uint64_t* const posted = &comm.posted_[index];
