@@ -261,16 +261,51 @@ void send_without_calls_of_the_receiver() {
 }
 
 TEST(OneLane, IdleReceiver_OutageEndsWithoutItsCalls) {
-  for (const char* const engine : {"inline", "thread"}) {
-    std::size_t outages = 0;
-    for (int nth = 20; nth < 50; nth += step() == 1 ? 1 : 4) {
-      const std::string fault = "drop-request device=0 times=all nth=" + std::to_string(nth);
-      SCOPED_TRACE(fault + " " + engine);
-      const std::string output = in_child(fault, send_without_calls_of_the_receiver,
-                                          {{"SOFTVERBS_ENGINE", engine}, {"VERBATIM_LANE_TIMEOUT_MS", "200"}});
-      outages += count_lines(output, "lane 1 of 1 is back after ", "");
-    }
-    EXPECT_GE(outages, 8U);
+  std::size_t outages = 0;
+  for (int nth = 20; nth < 50; nth += step() == 1 ? 1 : 7) {
+    const char* const engine = nth % 2 == 0 ? "inline" : "thread";
+    const std::string fault = "drop-request device=0 times=all nth=" + std::to_string(nth);
+    SCOPED_TRACE(fault + " " + engine);
+    const std::string output = in_child(fault, send_without_calls_of_the_receiver,
+                                        {{"SOFTVERBS_ENGINE", engine}, {"VERBATIM_LANE_TIMEOUT_MS", "200"}});
+    outages += count_lines(output, "lane 1 of 1 is back after ", "");
+  }
+  EXPECT_GE(outages, 8U);
+}
+
+// The receiver's calls and the monitor's come at any time.
+TEST(OneLane, IdleReceiverBetweenCalls_NoByteIsWrong) {
+  std::string faults;
+  for (int nth = 40; nth < 200; nth += 40) {
+    faults += (faults.empty() ? "" : ";") + std::string(nth % 80 == 0 ? "drop-ack" : "drop-request") +
+              " device=0 times=all nth=" + std::to_string(nth);
+  }
+  for (const auto& [name, value] :
+       {std::pair("VERBATIM_COMPLETION", "imm"), std::pair("VERBATIM_COMPLETION", "atomic")}) {
+    const std::string output =
+        in_child(faults,
+                 [] {
+                   Traffic traffic(1);
+                   traffic.rounds(1);
+                   Buffers<> buffers(traffic.link, pattern(300, 1));
+                   for (int i = 0; i < 200; ++i) {
+                     std::fill(buffers.source.begin(), buffers.source.end(), static_cast<std::uint8_t>(i));
+                     Request* const receive = traffic.link.posted([&] { return buffers.irecv(300, 0, true); });
+                     ASSERT_NE(receive, nullptr);
+                     int done = 0;
+                     RecvComm::test(*receive, &done, nullptr);
+                     ASSERT_EQ(done, 1);
+                     Request* const send = traffic.link.posted([&] { return buffers.isend(300); });
+                     ASSERT_TRUE(traffic.link.wait(send));
+                     traffic.link.is_completed(send);
+                     ASSERT_EQ(buffers.target, buffers.source) << i;
+                   }
+                 },
+                 {{"SOFTVERBS_ENGINE", "thread"},
+                  {"SOFTVERBS_ATOMICS", "glob"},
+                  {"VERBATIM_LANE_TIMEOUT_MS", "200"},
+                  {name, value}});
+    EXPECT_GE(count_lines(output, "lane 1 of 1 is back after ", ""), 6U) << value;
   }
 }
 
