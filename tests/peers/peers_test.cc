@@ -191,7 +191,6 @@ TEST_P(Peers, PeerKilledAfterReset_NextCallFails) {
     const sockaddr none{.sa_family = AF_UNSPEC, .sa_data = {}};
     // Not by libc's function: ThreadSanitizer would take the descriptor for a new one.
     EXPECT_EQ(::syscall(SYS_connect, fd, &none, sizeof none), 0);
-    EXPECT_FALSE(is_connected(fd));
     const std::string line = warning_while_sending();
     EXPECT_NE(line.find("ended with "), std::string::npos) << line;
     EXPECT_NE(line.find("; data goes on by RDMA"), std::string::npos) << line;

@@ -249,7 +249,8 @@ template <bool kTimed>
   if (!request.optional_completion) {
     if constexpr (kTimed) comm.latencies_->done(wire::ring_index(request.first_member));
     // NCCL tests receives in order: then this is all that release_entries() would do.
-    if (request.first_member == comm.oldest_member_) comm.oldest_member_ += request.group_size;
+    if (request.first_member == comm.oldest_member_) [[likely]]
+      comm.oldest_member_ += request.group_size;
   }
   if (request.group_size != 1 || request.sizes != wire::SizeSource::kByteCount) return retire_group(request, sizes);
   const std::uint64_t posted = comm.posted_[wire::ring_index(request.first_member)];
@@ -260,13 +261,13 @@ template <bool kTimed>
   return ErrorKind::kNone;
 }
 
-ErrorKind RecvComm::retire_too_long(RecvRequest& request, std::uint64_t posted) noexcept {
+[[gnu::noinline]] ErrorKind RecvComm::retire_too_long(RecvRequest& request, std::uint64_t posted) noexcept {
   const ErrorKind result = fail_size_mismatch(request.bytes_counted, posted);
   request.change_state(RequestState::kFree);
   return result;
 }
 
-ErrorKind RecvComm::retire_group(RecvRequest& request, int* sizes) noexcept {
+[[gnu::noinline]] ErrorKind RecvComm::retire_group(RecvRequest& request, int* sizes) noexcept {
   const ErrorKind result = report_group_sizes(request, sizes);
   request.change_state(request.optional_completion ? RequestState::kDoneUnconfirmed : RequestState::kFree);
   return result;
