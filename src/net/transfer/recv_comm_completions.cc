@@ -268,21 +268,24 @@ template <bool kTimed>
 }
 
 [[gnu::noinline]] ErrorKind RecvComm::retire_group(RecvRequest& request, int* sizes) noexcept {
+  if (request.group_size == 1 && request.sizes == wire::SizeSource::kPosted && !request.optional_completion) {
+    RecvComm& comm = *static_cast<RecvComm*>(request.comm);
+    const std::uint64_t posted = comm.posted_[wire::ring_index(request.first_member)];
+    comm.bytes_ += posted;
+    if (sizes != nullptr) *sizes = narrow(posted);
+    request.change_state(RequestState::kFree);
+    return ErrorKind::kNone;
+  }
   const ErrorKind result = report_group_sizes(request, sizes);
   request.change_state(request.optional_completion ? RequestState::kDoneUnconfirmed : RequestState::kFree);
   return result;
 }
 
-inline ErrorKind RecvComm::report_group_sizes(const RecvRequest& request, int* sizes) noexcept {
+ErrorKind RecvComm::report_group_sizes(const RecvRequest& request, int* sizes) noexcept {
   RecvComm& comm = *static_cast<RecvComm*>(request.comm);
   const std::uint32_t index = wire::ring_index(request.first_member);
   const std::uint64_t* const posted = &comm.posted_[index];
   const std::uint32_t group_size = request.group_size;
-  if (group_size == 1 && request.sizes == wire::SizeSource::kPosted && !request.optional_completion) {
-    comm.bytes_ += *posted;
-    if (sizes != nullptr) *sizes = narrow(*posted);
-    return ErrorKind::kNone;
-  }
   if (request.sizes == wire::SizeSource::kByteCount) return comm.fail_byte_count(group_size);
   int ignored_sizes[wire::kMaxGroup];
   if (sizes == nullptr) sizes = ignored_sizes;
