@@ -1,10 +1,12 @@
 #include "verbatim-eplb/compare.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "cli/table.h"
+#include "nixl/run.h"
 #include "ranks/comparison.h"
 #include "ranks/json.h"
 
@@ -25,19 +27,40 @@ ranks::Comparison compare_schedules(const Options& options, int argc, char** arg
   return comparison;
 }
 
+// Runs packed and direct over the plugin of the command line, and READs of NIXL.
+ranks::Comparison compare_with_nixl(const Options& options, int argc, char** argv) {
+  static_cast<void>(nixl::version(options.python));  // throws Failure before the first run
+  ranks::Comparison comparison;
+  comparison.names = {"packed", "direct", nixl::kName};
+  comparison.variants = {{"packed", {"--over=plugin", "--mode=packed"}, {}},
+                         {"direct", {"--over=plugin", "--mode=direct"}, {}},
+                         {"NIXL READ", {"--over=nixl", "--mode=direct"}, {}}};
+  for (ranks::Variant& variant : comparison.variants) {
+    variant.arguments.push_back("--warmup=" + std::to_string(options.warmup));
+    if (std::getenv(nixl::kLinkLayer) == nullptr) variant.environment = {{nixl::kLinkLayer, nixl::kInfiniBand}};
+  }
+  const ranks::ExcludedOptions excluded{{"--compare", "--rounds", "--json", "--over", "--mode", "--warmup"}, {}};
+  comparison.reports = ranks::run_rounds(comparison.variants, options.rounds, excluded, argc, argv);
+  return comparison;
+}
+
+ranks::Comparison compare_all(const Options& options, int argc, char** argv) {
+  if (options.compare == kCompareSchedules) return compare_schedules(options, argc, argv);
+  if (options.compare == nixl::kName) return compare_with_nixl(options, argc, argv);
+  const auto over = options.over == Over::kNccl ? ranks::over_network : ranks::over_plugin;
+  return ranks::run_comparison(options.compare, over, static_cast<std::size_t>(options.warmup), options.rounds, argc,
+                               argv);
+}
+
 }  // namespace
 
 ranks::ExitStatus run_compare(const Options& options, int argc, char** argv) {
   using ranks::Json;
-  const auto over = options.over == Over::kNccl ? ranks::over_network : ranks::over_plugin;
-  const auto [names, variants, reports] =
-      options.compare == kCompareSchedules
-          ? compare_schedules(options, argc, argv)
-          : ranks::run_comparison(options.compare, over, static_cast<std::size_t>(options.warmup), options.rounds, argc,
-                                  argv);
+  const auto [names, variants, reports] = compare_all(options, argc, argv);
   const auto first_us = ranks::values_at(reports.by_variant.front(), "/iteration_us");
   std::printf("# %s, %s, %d ranks, medians of %d rounds; ratio: time of the entry over time of the first\n",
-              mode_name(options.mode), options.policy.c_str(), options.job.size(), options.rounds);
+              options.compare == nixl::kName ? "beside NIXL" : mode_name(options.mode), options.policy.c_str(),
+              options.job.size(), options.rounds);
   const cli::Table table({{"over", -28},
                           {"all layers ms", 14, 2},
                           {"layer p50 us", 14, 1},

@@ -2,6 +2,7 @@
 #include "verbatim-eplb/compare.h"
 #include "verbatim-eplb/injection.h"
 #include "verbatim-eplb/input.h"
+#include "verbatim-eplb/nixl_run.h"
 #include "verbatim-eplb/options.h"
 #include "verbatim-eplb/plan_only.h"
 #include "verbatim-eplb/posting.h"
@@ -26,6 +27,7 @@ ranks::ExitStatus run(const eplb::Options& options, int argc, char** argv) {
     throw ranks::Failure(bad.what(), ranks::ExitStatus::kUsage);
   }
   if (!options.compare.empty() && options.job.root.empty()) return eplb::run_compare(options, argc, argv);
+  if (options.over == eplb::Over::kNixl) return eplb::run_over_nixl(options);
   return ranks::run_job(options.job, argc, argv, [&options](ranks::CoordinatorConnection& coordinator) {
     return eplb::make_rank(options, coordinator);
   });

@@ -31,7 +31,7 @@ const std::map<std::string, Inject> kInjections{
     {"swap-order", Inject::kSwapOrder},
 };
 
-const std::map<std::string, Over> kOver{{"plugin", Over::kPlugin}, {"nccl", Over::kNccl}};
+const std::map<std::string, Over> kOver{{"plugin", Over::kPlugin}, {"nccl", Over::kNccl}, {"nixl", Over::kNixl}};
 
 constexpr const char* kDescription =
     "Moves experts between ranks as vLLM's expert-parallel load balancer does, layer by layer, and checks every "
@@ -59,6 +59,25 @@ std::string keys_of(const Map& map) {
   return keys;
 }
 
+void check_nixl(const Options& options) {
+  const auto usage_error = [](const std::string& why) { return Failure(why, ExitStatus::kUsage); };
+  const bool compares = options.compare == nixl::kName;
+  if (compares && options.over != Over::kPlugin) throw usage_error("--compare nixl needs --over plugin");
+  if (!compares && options.over != Over::kNixl) return;
+  if (!compares && !options.compare.empty()) throw usage_error("--compare needs --over plugin or nccl");
+  if (!compares && options.mode != Mode::kDirect) {
+    throw usage_error("--over nixl needs --mode direct: each rank reads rows from where they are");
+  }
+  if (options.peers != PeersAtATime::kAll) throw usage_error("NIXL reads from all peers: it needs --schedule all");
+  if (options.memory == memory::Kind::kCuda) throw usage_error("--memory cuda is not possible with NIXL");
+  if (!options.job.root.empty()) {
+    throw usage_error("NIXL's ranks are started by this program: leave out --root and the launcher");
+  }
+  if (options.inject != Inject::kNothing && (compares || options.inject != Inject::kFlipByte)) {
+    throw usage_error("with NIXL the only possible --inject is flip-byte, with --over nixl");
+  }
+}
+
 void check_consistency(const Options& options) {
   const auto usage_error = [](const std::string& why) { return Failure(why, ExitStatus::kUsage); };
   if (!options.json.empty() && !options.job.child && options.job.rank == 0) ranks::check_writable(options.json);
@@ -78,9 +97,10 @@ void check_consistency(const Options& options) {
     throw usage_error("--memory is for --over plugin: NCCL always uses GPU memory");
   }
   if (options.over == Over::kPlugin && options.plugin.empty() &&
-      (options.compare.empty() || options.compare == kCompareSchedules)) {
+      (options.compare.empty() || options.compare == kCompareSchedules || options.compare == nixl::kName)) {
     throw usage_error("--over plugin needs --plugin");
   }
+  check_nixl(options);
   if (!options.check && options.inject != Inject::kNothing) throw usage_error("--inject needs --check full");
 }
 
@@ -138,7 +158,9 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
   auto* const given_schedule = app.add_option("--schedule", schedule, keys_of(kSchedules))
                                    ->check(CLI::IsMember(kSchedules))
                                    ->capture_default_str();
-  app.add_option("--over", over, "plugin: a net plugin's table without NCCL; nccl: NCCL, in GPU memory")
+  app.add_option("--over", over,
+                 "plugin: a net plugin's table without NCCL; nccl: NCCL, in GPU memory;\n"
+                 "nixl: NIXL with its UCX backend, in host memory, by Python processes")
       ->check(CLI::IsMember(kOver))
       ->capture_default_str();
   app.add_option("--plugin", options.plugin, "over plugin: path or name of the plugin, passed to dlopen")
@@ -147,6 +169,9 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
                  "over plugin: table version; 0 selects the newest that the plugin exports")
       ->check(CLI::Range(0, netapi::kNewestVersion));
   app.add_option("--nccl", options.nccl, "over nccl: NCCL's library, passed to dlopen")->capture_default_str();
+  app.add_option("--python", options.python.path, "over nixl: a Python that has NIXL and numpy")
+      ->type_name("PATH")
+      ->capture_default_str();
   memory::add_memory_options(app, options.memory, options.cuda);
   app.add_option(
          "--ops-per-group", options.ops_per_group,
@@ -181,8 +206,9 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
   app.add_flag("--plan-only", options.plan_only, "print the plan of each layer as a line of JSON, and move nothing");
   app.add_option("--compare", options.compare,
                  "run over each entry in turn and print the medians: with --over nccl networks (Verbatim,IB,Socket), "
-                 "with --over plugin paths of plugins; schedules: with each schedule")
-      ->type_name("LIST|schedules");
+                 "with --over plugin paths of plugins; schedules: with each schedule; nixl: packed and direct over\n"
+                 "--plugin, then READs of NIXL from where the rows are")
+      ->type_name("LIST|schedules|nixl");
   app.add_option("--rounds", options.rounds, "with --compare: number of rounds")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();
@@ -208,6 +234,7 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
     options.has_redundant = redundant->count() > 0;
     if (warmup->count() == 0 && !options.compare.empty()) options.warmup = 1;
     ranks::complete_job(app, options.job);
+    options.python.timeout_s = options.job.timeout_s;
     check_consistency(options);
   });
   if (leave) return *leave;

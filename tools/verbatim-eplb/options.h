@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "memory/memory.h"
+#include "nixl/run.h"
 #include "ranks/options.h"
 
 namespace verbatim::eplb {
@@ -26,7 +27,7 @@ enum class PeersAtATime : std::uint8_t {
 };
 const char* schedule_name(PeersAtATime peers);  // "all" or "batched", as --schedule takes it
 
-enum class Over : std::uint8_t { kPlugin, kNccl };
+enum class Over : std::uint8_t { kPlugin, kNccl, kNixl };
 
 // The error to introduce; the run must detect it.
 enum class Inject : std::uint8_t {
@@ -59,6 +60,7 @@ struct Options {
   PeersAtATime peers = PeersAtATime::kAll;
   Over over = Over::kPlugin;
   memory::Kind memory = memory::Kind::kHost;  // over the plugin's table
+  nixl::Python python;
   std::string plugin;
   int api_version = 0;
   std::string nccl = "libnccl.so.2";
@@ -74,7 +76,7 @@ struct Options {
   int watchdog_s = 60;
 
   bool plan_only = false;
-  std::string compare;  // entries, or kCompareSchedules
+  std::string compare;  // entries, kCompareSchedules, or nixl::kName
   int rounds = 5;
   std::string json;
   bool plugin_log = false;

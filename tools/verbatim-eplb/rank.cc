@@ -121,28 +121,9 @@ class EplbRank final : public ranks::Rank {
       if (const auto wrong = self_check(input_.workload, layer, plans_[i].transfers)) throw Failure(*wrong);
       if (injection_.is(Inject::kSwapOrder, i, rank_)) swap_order(calls_[i], plans_[i]);
       dry_run.add(layer.number, plans_[i], calls_[i], input_.expert);
-      report_.layers.push_back(layer_row(i));
+      report_.layers.push_back(planned_layer(options_, input_, i, plans_[i]));
     }
     dry_run.compare(coordinator_);
-  }
-
-  LayerRow layer_row(std::size_t index) const {
-    const LayerPlan& plan = plans_[index];
-    const std::size_t expert_bytes = input_.expert.bytes();
-    LayerRow row{.layer = input_.workload.layers[index].number,
-                 .experts = plan.transfers.size(),
-                 .bytes = plan.transfers.size() * expert_bytes,
-                 .groups = plan.schedule.groups,
-                 .largest_group = plan.schedule.largest_group};
-    std::vector<std::uint64_t> received(input_.workload.ranks);
-    std::set<std::pair<std::uint32_t, std::uint32_t>> packs;
-    for (const Transfer& transfer : plan.transfers) {
-      received[transfer.destination] += expert_bytes;
-      packs.emplace(transfer.source, transfer.expert);
-    }
-    row.most_bytes = *std::max_element(received.begin(), received.end());
-    if (options_.mode == Mode::kPacked) row.packs = packs.size();
-    return row;
   }
 
   std::set<std::pair<int, int>> pairs() const {

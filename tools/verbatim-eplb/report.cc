@@ -4,6 +4,8 @@
 #include <cmath>
 #include <iterator>
 #include <numeric>
+#include <set>
+#include <utility>
 
 #include "cli/table.h"
 #include "ranks/statistics.h"
@@ -132,6 +134,24 @@ Json memory_of(const Report& report) {
 
 }  // namespace
 
+LayerRow planned_layer(const Options& options, const Input& input, std::size_t index, const LayerPlan& plan) {
+  const std::size_t expert_bytes = input.expert.bytes();
+  LayerRow row{.layer = input.workload.layers[index].number,
+               .experts = plan.transfers.size(),
+               .bytes = plan.transfers.size() * expert_bytes,
+               .groups = plan.schedule.groups,
+               .largest_group = plan.schedule.largest_group};
+  std::vector<std::uint64_t> received(input.workload.ranks);
+  std::set<std::pair<std::uint32_t, std::uint32_t>> packs;
+  for (const Transfer& transfer : plan.transfers) {
+    received[transfer.destination] += expert_bytes;
+    packs.emplace(transfer.source, transfer.expert);
+  }
+  row.most_bytes = *std::max_element(received.begin(), received.end());
+  if (options.mode == Mode::kPacked) row.packs = packs.size();
+  return row;
+}
+
 double jain(const std::vector<std::uint64_t>& values) {
   double sum = 0;
   double squares = 0;
@@ -193,7 +213,7 @@ void print_head(std::FILE* out, const Report& report) {
                options.ops_per_group == 0 ? " (no limit)" : "", static_cast<unsigned long long>(options.seed));
   std::fprintf(
       out, "# memory of rank 0: %s%s\n", report.transport.value("memory", std::string("?")).c_str(),
-      options.over == Over::kPlugin ? (", " + report.transport.value("registered_by", std::string("?"))).c_str() : "");
+      options.over != Over::kNccl ? (", " + report.transport.value("registered_by", std::string("?"))).c_str() : "");
   for (std::size_t rank = 0; rank < report.processes.size(); ++rank) {
     std::fprintf(out, "# rank %4zu  pid %7d on %s\n", rank, report.processes[rank].pid,
                  report.processes[rank].host.c_str());

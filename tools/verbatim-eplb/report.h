@@ -10,6 +10,7 @@
 #include "ranks/json.h"
 #include "verbatim-eplb/input.h"
 #include "verbatim-eplb/options.h"
+#include "verbatim-eplb/posting.h"
 
 namespace verbatim::eplb {
 
@@ -24,6 +25,9 @@ struct LayerRow {
   std::vector<double> times_us = {};  // of the slowest rank, by iteration
   std::uint64_t wrong = 0;            // bytes, over all iterations
 };
+
+// The row of a layer before anything was moved.
+LayerRow planned_layer(const Options& options, const Input& input, std::size_t index, const LayerPlan& plan);
 
 // What every rank sends to rank 0 at the end.
 struct RankSummary {

@@ -1,11 +1,14 @@
 #include "verbatim-kv/compare.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <string>
 #include <vector>
 
 #include "cli/table.h"
+#include "nixl/run.h"
 #include "ranks/comparison.h"
+#include "verbatim-kv/nixl_faults.h"
 
 namespace verbatim::kv {
 namespace {
@@ -22,12 +25,26 @@ std::string counters_of(const Json& report) {
   return all;
 }
 
+ranks::Variant over_plugin_or_nixl(const std::string& name) {
+  ranks::Variant variant = name == nixl::kName ? ranks::Variant{"NIXL", {"--mode=nixl"}, {}} : ranks::over_plugin(name);
+  if (std::getenv(nixl::kLinkLayer) == nullptr) variant.environment.emplace_back(nixl::kLinkLayer, nixl::kInfiniBand);
+  return variant;
+}
+
+ranks::Comparison run_all(const Options& options, int argc, char** argv) {
+  std::string list = options.compare == nixl::kName ? options.plugin + "," + nixl::kName : options.compare;
+  auto* over = options.mode == Mode::kNccl ? ranks::over_network : ranks::over_plugin;
+  if (options.compares_with_nixl()) {
+    static_cast<void>(nixl::version(options.python));  // throws Failure before the first run
+    over = over_plugin_or_nixl;
+  }
+  return ranks::run_comparison(list, over, options.warmup, options.rounds, argc, argv);
+}
+
 }  // namespace
 
 ExitStatus run_compare(const Options& options, int argc, char** argv) {
-  const auto over = options.mode == Mode::kNccl ? ranks::over_network : ranks::over_plugin;
-  const auto [names, variants, reports] =
-      ranks::run_comparison(options.compare, over, options.warmup, options.rounds, argc, argv);
+  const auto [names, variants, reports] = run_all(options, argc, argv);
   std::printf(
       "# %s, %d prefill and %d decode ranks, medians of %d rounds, each without %zu warm-up requests; "
       "ratio: rate of the first entry over that of the entry\n",
@@ -36,6 +53,7 @@ ExitStatus run_compare(const Options& options, int argc, char** argv) {
                           {"family", 8},
                           {"GB/s", 10, 3},
                           {"messages/s", 12},
+                          {"requests/s", 12, 1},
                           {"p50(ms)", 10, 3},
                           {"p99(ms)", 10, 3},
                           {"counters", 10},
@@ -50,20 +68,27 @@ ExitStatus run_compare(const Options& options, int argc, char** argv) {
       const std::string place = "/families/" + std::to_string(family) + "/";
       const auto gb_s = ranks::values_at(runs, place + "gb_s");
       const auto messages_per_s = ranks::values_at(runs, place + "messages_per_s");
+      const auto requests_per_s = ranks::values_at(runs, place + "requests_per_s");
       const auto p50_ms = ranks::values_at(runs, place + "latency_p50_ms");
       const auto p99_ms = ranks::values_at(runs, place + "latency_p99_ms");
       const double ratio = ranks::median_ratio(ranks::values_at(reports.by_variant.front(), place + "gb_s"), gb_s);
       table.print_row(stdout, {variants[i].name, name, ranks::median(gb_s), ranks::median(messages_per_s),
-                               ranks::median(p50_ms), ranks::median(p99_ms), counters_of(runs.back()), ratio});
+                               ranks::median(requests_per_s), ranks::median(p50_ms), ranks::median(p99_ms),
+                               counters_of(runs.back()), ratio});
       entry["families"].push_back({{"name", name},
                                    {"gb_s", gb_s},
                                    {"messages_per_s", messages_per_s},
+                                   {"requests_per_s", requests_per_s},
                                    {"latency_p50_ms", p50_ms},
                                    {"latency_p99_ms", p99_ms},
                                    {"ratio", ratio}});
     }
     entry["last_run"] = runs.back();
     json.push_back(entry);
+  }
+  if (options.compares_with_nixl()) {
+    const Json bad_lists = compare_bad_lists(options, variants, argc, argv);
+    for (std::size_t i = 0; i < bad_lists.size(); ++i) json[i]["bad_lists"] = bad_lists[i];
   }
   if (!options.json.empty()) ranks::write_json(json, options.json);
   return reports.status;

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "netapi/log.h"
+#include "verbatim-kv/layout.h"
 #include "verbatim-kv/poll_backoff.h"
 #include "workload/kv/crc32.h"
 
@@ -28,9 +29,7 @@ Decode::Decode(const RankContext& context, const Family& family, std::vector<Cha
       engine_(context.index / family.geometry.tp_ratio),
       part_(context.index % family.geometry.tp_ratio),
       group_(group),
-      pool_(family.num_blocks, reserved, context.options.fragmentation,
-            context.options.requests.seed * 104'729 + std::uint64_t{context.index} * 2 +
-                static_cast<std::uint64_t>(family.geometry.family)),
+      pool_(decode_pool(context.options, family.geometry.family, family.num_blocks, reserved, context.index)),
       reservations_(family.num_blocks),
       lost_(family.num_blocks) {
   for (const std::uint64_t base : family_.bases) {
@@ -448,6 +447,7 @@ void Decode::serve(Incoming& incoming) {
 // `found_by` is null when the prefill side has rejected the request, because it counts the rejection itself.
 void Decode::reject(Incoming& incoming, const char* found_by, const Rejection& rejection) {
   if (found_by != nullptr) stats_.rejected.push_back({incoming.request->id, found_by, rejection.code, rejection.text});
+  stats_.rejection_times.push_back({incoming.request->id, monotonic_ns() - incoming.begin_ns});
   if (incoming.reserved) reservations_.release(incoming.blocks);
   if (incoming.attempt > 0 && context_.options.check) contents_.set_canaries(incoming.blocks);
   pool_.give_back(incoming.blocks);

@@ -48,4 +48,15 @@ Layout lay_out(const Options& options, const std::vector<Request>& requests, boo
   return layout;
 }
 
+BlockPool prefill_pool(const Options& options, FamilyId family, std::size_t blocks, std::uint32_t index) {
+  return {blocks, 0, options.fragmentation,
+          options.requests.seed * 7919 + std::uint64_t{index} * 2 + static_cast<std::uint64_t>(family)};
+}
+
+BlockPool decode_pool(const Options& options, FamilyId family, std::size_t blocks, std::size_t reserved,
+                      std::uint32_t index) {
+  return {blocks, reserved, options.fragmentation,
+          options.requests.seed * 104'729 + std::uint64_t{index} * 2 + static_cast<std::uint64_t>(family)};
+}
+
 }  // namespace verbatim::kv

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include "verbatim-kv/options.h"
 #include "verbatim-kv/report.h"
+#include "workload/kv/block_pool.h"
 #include "workload/kv/requests.h"
 
 namespace verbatim::kv {
@@ -20,5 +22,10 @@ struct Layout {
 // Gives each family 1.5 times the blocks that the requests in flight need, or --blocks. Throws Failure when a request
 // needs more blocks than there are.
 Layout lay_out(const Options& options, const std::vector<Request>& requests, bool is_prefill);
+
+// The pools from which the `index`-th prefill or decode rank takes the blocks of a family.
+BlockPool prefill_pool(const Options& options, FamilyId family, std::size_t blocks, std::uint32_t index);
+BlockPool decode_pool(const Options& options, FamilyId family, std::size_t blocks, std::size_t reserved,
+                      std::uint32_t index);
 
 }  // namespace verbatim::kv

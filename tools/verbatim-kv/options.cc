@@ -18,6 +18,8 @@ namespace {
 const std::map<std::string, Allocations> kAllocations{
     {"slab", Allocations::kSlab}, {"family", Allocations::kFamily}, {"layer", Allocations::kLayer}};
 
+const std::map<std::string, Mode> kModes{{"direct", Mode::kDirect}, {"nccl", Mode::kNccl}, {"nixl", Mode::kNixl}};
+
 constexpr const char* kDescription =
     "Moves KV caches from prefill to decode ranks over an NCCL net plugin, in host or GPU memory, as a disaggregated\n"
     "server does:\n"
@@ -42,9 +44,31 @@ struct OptionTexts {
   std::vector<std::string> faults = {};
 };
 
+void check_mode(const Options& options, const std::vector<std::string>& faults) {
+  const bool has_root = !options.job.root.empty();
+  if (options.mode == Mode::kNccl && options.memory == memory::Kind::kCuda) {
+    throw usage_error("--memory is for --mode direct: NCCL always uses GPU memory");
+  }
+  if (options.mode == Mode::kNccl && options.allocations != Allocations::kSlab) {
+    throw usage_error("--mode nccl needs --allocations slab");
+  }
+  const bool with_nixl = options.mode == Mode::kNixl || options.compares_with_nixl();
+  if (!with_nixl) return;
+  if (has_root) throw usage_error("NIXL's ranks are started by this program: leave out --root and the launcher");
+  if (options.memory == memory::Kind::kCuda) throw usage_error("--memory cuda is not possible with NIXL: see --mode");
+  if (options.idle) throw usage_error("--idle needs --mode direct");
+  if (options.mode == Mode::kNccl) throw usage_error("--compare nixl needs --mode direct");
+  if (options.compares_with_nixl() && !faults.empty()) {
+    throw usage_error("--compare nixl sets --inject itself, in a run after the timed ones");
+  }
+  if (options.compare == nixl::kName && options.plugin.empty()) {
+    throw usage_error("--compare nixl needs --plugin, the plugin to compare NIXL with");
+  }
+}
+
 void check_isolation(const Options& options, const std::vector<std::string>& faults) {
-  if (options.mode == Mode::kNccl)
-    throw usage_error("--isolation needs --mode direct: over NCCL the families do not run independently");
+  if (options.mode != Mode::kDirect)
+    throw usage_error("--isolation needs --mode direct: over NCCL or NIXL the families do not run independently");
   if (!options.compare.empty()) throw usage_error("--isolation and --compare exclude each other");
   if (!faults.empty() || options.idle) throw usage_error("--isolation sets --inject and --idle itself");
 }
@@ -81,7 +105,7 @@ struct Given {
 
 // Checks the options against each other and sets those that follow from others.
 void finish(Options& options, const Given& given, const OptionTexts& texts) {
-  options.mode = texts.mode == "nccl" ? Mode::kNccl : Mode::kDirect;
+  options.mode = kModes.at(texts.mode);
   const bool compares_variants = options.isolation || !options.compare.empty();
   if (compares_variants && !options.job.root.empty())
     throw usage_error(
@@ -91,12 +115,7 @@ void finish(Options& options, const Given& given, const OptionTexts& texts) {
     throw usage_error("--plugin is required");
   }
   if (options.isolation) check_isolation(options, texts.faults);
-  if (options.mode == Mode::kNccl && options.memory == memory::Kind::kCuda) {
-    throw usage_error("--memory is for --mode direct: NCCL always uses GPU memory");
-  }
-  if (options.mode == Mode::kNccl && options.allocations != Allocations::kSlab) {
-    throw usage_error("--mode nccl needs --allocations slab");
-  }
+  check_mode(options, texts.faults);
   const std::string& lf = texts.lf;
   if (options.decodes % static_cast<int>(options.tp_ratio) != 0) {
     throw usage_error("--decode must be a multiple of --tp-ratio");
@@ -118,12 +137,15 @@ void finish(Options& options, const Given& given, const OptionTexts& texts) {
     }
     const bool has_lf = options.geometries.size() > 1;
     if (options.idle == FamilyId::kLf && !has_lf) throw usage_error("--idle lf: there is no family lf in this run");
-    if (options.idle && options.mode == Mode::kNccl) throw usage_error("--idle needs --mode direct");
+    if (options.idle && options.mode != Mode::kDirect) throw usage_error("--idle needs --mode direct");
     if (options.isolation && !has_lf) throw usage_error("--isolation needs two families: see --lf");
     for (const std::string& text : texts.faults) {
       for (const Fault& fault : parse_fault(text)) {
         if (static_cast<std::size_t>(fault.family) >= options.geometries.size()) {
           throw usage_error("--inject " + text + ": there is no family lf in this run");
+        }
+        if (options.mode == Mode::kNixl && fault.kind != FaultKind::kInvalidList) {
+          throw usage_error("--inject " + text + ": not possible with NIXL, only invalid lists are");
         }
         if (options.mode == Mode::kNccl && fault.kind != FaultKind::kInvalidList &&
             fault.kind != FaultKind::kGeometry) {
@@ -153,12 +175,17 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
   const CLI::Range fraction(0.0, 1.0);
 
   app.add_option("--mode", texts.mode,
-                 "direct: over the plugin's table, one message per block; nccl: through NCCL, on GPUs")
-      ->check(CLI::IsMember({"direct", "nccl"}))
+                 "direct: over the plugin's table, one message per block; nccl: through NCCL, on GPUs; nixl: through "
+                 "NIXL\nwith its UCX backend, in host memory, by Python processes")
+      ->check(CLI::IsMember(kModes))
+      ->take_last()
       ->capture_default_str();
   app.add_option("--plugin", options.plugin, "direct: path or name of the net plugin, passed to dlopen")
       ->type_name("PATH");
   app.add_option("--nccl", options.nccl, "nccl: NCCL's library, which loads its plugin itself")
+      ->type_name("PATH")
+      ->capture_default_str();
+  app.add_option("--python", options.python.path, "nixl: a Python that has NIXL and numpy")
       ->type_name("PATH")
       ->capture_default_str();
   memory::add_memory_options(app, options.memory, options.cuda);
@@ -244,8 +271,9 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
                      "default 0; with --compare and --isolation the number of requests in flight, or half of all");
   app.add_option("--compare", options.compare,
                  "run over each entry in turn and print the medians: with --mode nccl networks (Verbatim,IB,Socket), "
-                 "otherwise paths of plugins")
-      ->type_name("LIST");
+                 "otherwise paths of plugins, or nixl;\n"
+                 "nixl alone: --plugin, then NIXL, and what each does with invalid lists of the last family")
+      ->type_name("LIST|nixl");
   app.add_flag("--isolation", options.isolation,
                "run in rounds LF with an idle KV, both, and both with LF's connection killed; print how the families\n"
                "affect each other");
@@ -257,6 +285,7 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
 
   const auto leave = cli::parse(app, argc, argv, [&] {
     ranks::complete_job(app, options.job);
+    options.python.timeout_s = options.job.timeout_s;
     options.allocations = kAllocations.at(texts.allocations);
     options.requests.prefills = static_cast<std::uint32_t>(options.prefills);
     options.requests.engines = static_cast<std::uint32_t>(options.decodes) / options.tp_ratio;
@@ -265,6 +294,24 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
   });
   if (leave) return *leave;
   return options;
+}
+
+const char* allocations_name(Allocations allocations) {
+  for (const auto& [name, named] : kAllocations) {
+    if (named == allocations) return name.c_str();
+  }
+  return "?";
+}
+
+const char* mode_name(Mode mode) {
+  for (const auto& [name, named] : kModes) {
+    if (named == mode) return name.c_str();
+  }
+  return "?";
+}
+
+bool Options::compares_with_nixl() const {
+  return ("," + compare + ",").find("," + std::string(nixl::kName) + ",") != std::string::npos;
 }
 
 std::vector<Request> make_requests(const Options& options) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "memory/memory.h"
+#include "nixl/run.h"
 #include "ranks/options.h"
 #include "verbatim-kv/cache.h"
 #include "verbatim-kv/inject.h"
@@ -20,14 +21,18 @@ namespace verbatim::kv {
 using ranks::ExitStatus;
 using ranks::Failure;
 
-// kDirect: over the plugin's table, one message per block. kNccl: through NCCL, one message per request.
-enum class Mode : std::uint8_t { kDirect, kNccl };
+// kDirect: over the plugin's table, one message per block. kNccl: through NCCL, one message per request. kNixl: through
+// NIXL, one transfer per request, whose pieces are blocks.
+enum class Mode : std::uint8_t { kDirect, kNccl, kNixl };
+const char* mode_name(Mode mode);
+const char* allocations_name(Allocations allocations);
 
 struct Options {
   Mode mode = Mode::kDirect;
   std::string nccl = "libnccl.so.2";
   std::string cuda = "libcuda.so.1";
   memory::Kind memory = memory::Kind::kHost;  // of kDirect
+  nixl::Python python;
   std::string plugin;
   int api_version = 0;  // 0: the newest table that the plugin exports
   ranks::Job job;
@@ -61,6 +66,7 @@ struct Options {
   bool plugin_log = false;
 
   int engines() const { return decodes / static_cast<int>(tp_ratio); }
+  bool compares_with_nixl() const;
   bool is_timed(const Request& request) const { return request.id >= warmup; }
 };
 

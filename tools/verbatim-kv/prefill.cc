@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "netapi/log.h"
+#include "verbatim-kv/layout.h"
 #include "verbatim-kv/poll_backoff.h"
 #include "workload/kv/crc32.h"
 
@@ -24,9 +25,7 @@ Prefill::Prefill(const RankContext& context, const Family& family, std::vector<C
       contents_(context.storage, family_),
       faults_(context.options.faults, family.geometry.family),
       part_bytes_(family.geometry.part_bytes()),
-      pool_(family.num_blocks, 0, context.options.fragmentation,
-            context.options.requests.seed * 7919 + std::uint64_t{context.index} * 2 +
-                static_cast<std::uint64_t>(family.geometry.family)) {
+      pool_(prefill_pool(context.options, family.geometry.family, family.num_blocks, context.index)) {
   for (const std::uint64_t base : family_.bases) {
     intervals_.push_back(context_.memory.find(base, family_.layer_bytes()).value());
   }

@@ -5,6 +5,7 @@
 
 #include "cli/table.h"
 #include "ranks/statistics.h"
+#include "verbatim-kv/nixl_faults.h"
 #include "verbatim-kv/plugin_counters.h"
 
 namespace verbatim::kv {
@@ -23,6 +24,11 @@ double messages_per_s(const FamilyStats& stats) {
   return 1e9 * static_cast<double>(stats.timed_messages) / static_cast<double>(stats.timed_ns);
 }
 
+double requests_per_s(const FamilyStats& stats) {
+  if (stats.timed_ns == 0) return 0;
+  return 1e9 * static_cast<double>(stats.latencies_ns.size()) / static_cast<double>(stats.timed_ns);
+}
+
 // The time of validation at both ends on all ranks, in percent of the time of the transfers.
 double validation_percent(const FamilyStats& stats) {
   if (stats.elapsed_ns == 0) return 0;
@@ -31,18 +37,6 @@ double validation_percent(const FamilyStats& stats) {
 
 double ms(std::uint64_t ns) {
   return static_cast<double>(ns) / 1e6;
-}
-
-const char* allocations_name(Allocations allocations) {
-  switch (allocations) {
-    case Allocations::kSlab:
-      return "slab";
-    case Allocations::kFamily:
-      return "family";
-    case Allocations::kLayer:
-      return "layer";
-  }
-  return "?";
 }
 
 std::uint64_t fallbacks(const FamilyStats& stats, FallbackStage stage) {
@@ -91,6 +85,7 @@ Json json_of(const FamilyReport& family) {
       {"plan", {{"requests", family.plan.requests}, {"messages", family.plan.messages}, {"bytes", family.plan.bytes}}},
       {"gb_s", gb_per_s(stats)},
       {"messages_per_s", messages_per_s(stats)},
+      {"requests_per_s", requests_per_s(stats)},
       {"latency_p50_ms", ms(ranks::percentile(stats.latencies_ns, 0.5))},
       {"latency_p99_ms", ms(ranks::percentile(stats.latencies_ns, 0.99))},
       {"validation_percent", validation_percent(stats)},
@@ -130,10 +125,14 @@ void Report::add_all_ranks(ranks::CoordinatorConnection& coordinator, const Rank
   for (const std::string& text : coordinator.all_gather(own.dump())) {
     const Json other = Json::parse(text);
     const auto counts = other.at("memory").get<std::vector<std::uint64_t>>();
-    ranks.push_back(
-        {counts.at(0), counts.at(1), counts.at(2), counts.at(3), counts.at(4), other.at("plugin_counters")});
-    for (std::size_t i = 0; i < families.size(); ++i) families[i].stats.add(from_json(other.at("families").at(i)));
+    add_rank({counts.at(0), counts.at(1), counts.at(2), counts.at(3), counts.at(4), other.at("plugin_counters")},
+             other.at("families"));
   }
+}
+
+void Report::add_rank(const RankMemory& memory, const Json& json) {
+  ranks.push_back(memory);
+  for (std::size_t i = 0; i < families.size(); ++i) families[i].stats.add(from_json(json.at(i)));
 }
 
 std::uint64_t Report::wrong() const {
@@ -161,7 +160,8 @@ ExitStatus Report::status() const {
     return std::any_of(families.begin(), families.end(), [&](const FamilyReport& family) { return has(family.stats); });
   };
   if (any([](const FamilyStats& stats) { return !stats.lost.empty(); })) return ExitStatus::kRecompute;
-  if (any([](const FamilyStats& stats) { return !stats.rejected.empty(); })) return ExitStatus::kRejected;
+  if (!bad_lists.empty() || any([](const FamilyStats& stats) { return !stats.rejected.empty(); }))
+    return ExitStatus::kRejected;
   return ExitStatus::kOk;
 }
 
@@ -189,6 +189,7 @@ void print(std::FILE* out, const Report& report) {
   std::fputs("#\n", out);
   print_families(out, report.families);
   for (const FamilyReport& family : report.families) {
+    if (family.stats.groups.empty()) continue;
     std::fprintf(out, "# receives of %s by members:", family.geometry.name.c_str());
     for (const auto& [members, count] : family.stats.groups) {
       std::fprintf(out, " %llu: %llu", static_cast<unsigned long long>(members),
@@ -210,6 +211,7 @@ void print(std::FILE* out, const Report& report) {
       std::fprintf(out, "# %s: %s\n", name, error_text.c_str());
     }
   }
+  for (const Json& bad : report.bad_lists) std::fprintf(out, "# %s\n", describe_bad_list(bad).c_str());
   for (std::size_t rank = 0; rank < report.ranks.size(); ++rank) {
     const std::string& counters = report.ranks[rank].plugin_counters;
     if (counters == "absent") continue;
@@ -224,7 +226,7 @@ void print(std::FILE* out, const Report& report) {
 void write(const Report& report, const std::string& path) {
   const Options& options = report.options;
   Json json{{"over", report.transport},
-            {"mode", options.mode == Mode::kNccl ? "nccl" : "direct"},
+            {"mode", mode_name(options.mode)},
             {"memory", options.mode == Mode::kNccl ? "cuda" : memory::kind_name(options.memory)},
             {"memory_of_rank_0", report.memory_of_rank_0},
             {"preset", options.preset},
@@ -250,6 +252,7 @@ void write(const Report& report, const std::string& path) {
                              {"damage", rank.damage},
                              {"plugin_counters", rank.plugin_counters}});
   }
+  if (options.mode == Mode::kNixl) json["bad_lists"] = report.bad_lists;
   for (const FamilyReport& family : report.families) json["families"].push_back(json_of(family));
   ranks::write_json(json, path);
 }

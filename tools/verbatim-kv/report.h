@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ranks/coordinator_connection.h"
+#include "ranks/json.h"
 #include "ranks/plugin_counters.h"
 #include "verbatim-kv/options.h"
 #include "verbatim-kv/stats.h"
@@ -47,12 +48,15 @@ struct Report {
   std::uint64_t longest_blocks = 0;
   std::vector<FamilyReport> families = {};
   std::vector<RankMemory> ranks = {};
+  ranks::Json bad_lists = ranks::Json::array();  // of a run over NIXL: what became of each invalid list
 
   // Adds the counters of all ranks. Every rank must call it at the same time.
   void add_all_ranks(ranks::CoordinatorConnection& coordinator, const RankMemory& memory,
                      const ranks::PluginCounters& counters, const std::vector<const FamilyStats*>& stats);
   std::uint64_t wrong() const;
   bool counters_differ() const;  // the plugin's counters from this tool's, in a run without failed connections
+  // Adds the counters that a rank has sent. `json` is the list of the families' counters.
+  void add_rank(const RankMemory& memory, const ranks::Json& json);
   ExitStatus status() const;
 };
 

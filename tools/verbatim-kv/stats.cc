@@ -54,6 +54,7 @@ void FamilyStats::add(const FamilyStats& other) {
   timed_ns = std::max(timed_ns, other.timed_ns);
   fallback_ns = std::max(fallback_ns, other.fallback_ns);
   append(rejected, other.rejected);
+  append(rejection_times, other.rejection_times);
   append(errors, other.errors);
   append(latencies_ns, other.latencies_ns);
   append(lost, other.lost);
@@ -75,6 +76,10 @@ Json to_json(const FamilyStats& stats) {
                                 {"kind", rejection_name(rejected.code)},
                                 {"text", rejected.text}});
   }
+  json["rejection_times"] = Json::array();
+  for (const RejectionTime& time : stats.rejection_times) {
+    json["rejection_times"].push_back({{"request", time.request}, {"after_ns", time.after_ns}});
+  }
   json["recompute"] = Json::array();
   for (const Lost& lost : stats.lost) {
     json["recompute"].push_back({{"request", lost.request}, {"first", lost.first}, {"blocks", lost.blocks}});
@@ -94,6 +99,9 @@ FamilyStats from_json(const Json& json) {
   for (const Json& rejected : json.at("rejected")) {
     stats.rejected.push_back({rejected.at("request"), rejected.at("found_by"),
                               static_cast<RejectionCode>(rejected.at("code").get<int>()), rejected.at("text")});
+  }
+  for (const Json& time : json.at("rejection_times")) {
+    stats.rejection_times.push_back({time.at("request"), time.at("after_ns")});
   }
   for (const Json& lost : json.at("recompute")) {
     stats.lost.push_back({lost.at("request"), lost.at("first"), lost.at("blocks")});

@@ -19,6 +19,12 @@ struct RejectedRequest {
   std::string text;
 };
 
+// How long after its start the decode side knew that a request was rejected.
+struct RejectionTime {
+  std::uint32_t request;
+  std::uint64_t after_ns;
+};
+
 // Blocks of a request that were not transferred, in the order of the request from block `first` on.
 struct Lost {
   std::uint32_t request;
@@ -53,6 +59,7 @@ struct FamilyStats {
   std::uint64_t crc_sum = 0;      // sum of the CRCs of all served requests: equal in all runs of the same requests
   std::uint64_t fallback_ns = 0;  // the longest time from a request's first failure to its end
   std::vector<std::uint64_t> latencies_ns = {};  // without the warm-up
+  std::vector<RejectionTime> rejection_times = {};
   std::vector<Lost> lost = {};
 
   void add_error(const std::string& what);
