@@ -6,6 +6,7 @@ GLOO_RANKS names the program made of gloo_ranks.cc. Mooncake and NIXL are instal
 counters of softverbs that RDMA has carried the data, because these programs fall back to TCP without an error.
 """
 
+import fcntl
 import json
 import os
 import re
@@ -243,6 +244,12 @@ class Missing(Exception):
 
 def python_with(name, module, packages):
     """A Python that has the module, or None without a network that offers it. Raises Missing."""
+    with open(os.path.join(BUILD, name + ".lock"), "w", encoding="utf-8") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # several tests use the same environment
+        return find_or_install(name, module, packages)
+
+
+def find_or_install(name, module, packages):
     environment = os.path.join(BUILD, name)
     for python in (sys.executable, os.path.join(environment, "bin/python")):
         command = [python, "-c", f"import {module}"]

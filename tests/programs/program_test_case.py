@@ -63,6 +63,7 @@ def is_listening(port):
 
 class ProgramTest(unittest.TestCase):
     options = ()  # of the launcher
+    timeout_s = TIMEOUT_S
 
     def setUp(self):
         self.directory = tempfile.TemporaryDirectory()
@@ -102,11 +103,11 @@ class ProgramTest(unittest.TestCase):
 
     def finish(self, arguments, child, base):
         try:
-            status = child.wait(TIMEOUT_S)
+            status = child.wait(self.timeout_s)
         except subprocess.TimeoutExpired:
             child.kill()
             child.wait()
-            status = f"none after {TIMEOUT_S} s"
+            status = f"none after {self.timeout_s} s"
         with open(base + ".out", encoding="utf-8", errors="replace") as output:
             return Finished(arguments, status, output.read(), base + ".json")
 
