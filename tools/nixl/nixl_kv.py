@@ -147,14 +147,14 @@ class Prefill(Side):
                 crc = zlib.crc32(piece, crc)
         done = to_message("done", request["id"], index, blocks=len(parts["source"]), bytes=length, crc=crc)
         is_bad = announced.get("bad") is not None
-        transfer = None
+        begin_ns = now_ns()
         try:
             transfer = self.make_transfer(sender, announced, request, part, done)
             state = self.agent.transfer(transfer)
         except Exception as error:  # NIXL's own exceptions have no common base class
             if not is_bad:
                 raise Failure(f"NIXL does not take request {request['id']}: {describe_error(error)}") from error
-            self.refuse(sender, announced, describe_error(error))
+            self.refuse(sender, announced, error=describe_error(error), call_ns=now_ns() - begin_ns)
             return True
         self.stats[index]["sent_messages"] += 0 if is_bad else pieces
         self.stats[index]["sent_bytes"] += 0 if is_bad else length
@@ -200,9 +200,9 @@ class Prefill(Side):
         self.active = remaining
         return progressed
 
-    def refuse(self, sender, announced, error):
+    def refuse(self, sender, announced, **why):
         self.free(announced)
-        self.agent.send_notif(str(sender), to_message("refused", announced["request"], announced["family"], error=error))
+        self.agent.send_notif(str(sender), to_message("refused", announced["request"], announced["family"], **why))
 
     def fail(self, entry, state):
         """A transfer ended with an error after it was accepted."""

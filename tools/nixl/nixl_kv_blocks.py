@@ -188,6 +188,7 @@ class BadRequest:
         self.written = (starts, starts + np.uint64(length))
         self.own = set(family.pieces(own_blocks).tolist())
         self.ended, self.result, self.error, self.after_ns = False, "no answer", "", 0
+        self.call_ns = 0  # of NIXL's call, if that failed
         self.wrong_in_request, self.served_after = 0, 0
         self.overwritten = {}
 
@@ -208,6 +209,7 @@ class BadRequest:
         self.ended = True
         self.result = {"done": "transferred"}.get(message["kind"], message["kind"])
         self.error = message.get("error", "")
+        self.call_ns = message.get("call_ns", 0)
 
     def report(self, decode):
         return {
@@ -219,6 +221,7 @@ class BadRequest:
             "result": self.result,
             "error": self.error,
             "after_ns": self.after_ns,
+            "call_ns": self.call_ns,
             "wrong_in_request": self.wrong_in_request,
             "overwritten": self.overwritten,
             "served_after": self.served_after,

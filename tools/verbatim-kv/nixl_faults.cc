@@ -12,10 +12,14 @@ namespace {
 
 using ranks::Json;
 
-std::string after(std::uint64_t ns) {
+std::string milliseconds(std::uint64_t ns) {
   char text[40];
-  std::snprintf(text, sizeof text, "%.1f ms: ", static_cast<double>(ns) / 1e6);
+  std::snprintf(text, sizeof text, "%.2f ms", static_cast<double>(ns) / 1e6);
   return text;
+}
+
+std::string after(std::uint64_t ns) {
+  return milliseconds(ns) + ": ";
 }
 
 // "X bytes of Y" for each Y that a bad list has overwritten.
@@ -29,6 +33,7 @@ std::string overwritten(const Json& bad) {
 
 std::string outcome(const Json& bad) {
   std::string text = bad.at("result").get<std::string>();
+  if (const std::uint64_t ns = bad.at("call_ns"); ns > 0) text += " by a call of " + milliseconds(ns);
   if (const std::string error_text = bad.at("error"); !error_text.empty()) text += " (" + error_text + ")";
   if (const std::uint64_t wrong = bad.at("wrong_in_request"); wrong > 0) {
     text += "; " + std::to_string(wrong) + " wrong bytes in the request";
@@ -93,7 +98,9 @@ Json compare_bad_lists(const Options& options, std::vector<ranks::Variant> varia
   Json json = Json::array();
   for (std::size_t i = 0; i < variants.size(); ++i) {
     const Json& report = reports.by_variant[i].front();
-    std::printf("# invalid lists of %s over %s, in one run:\n", family.c_str(), variants[i].name.c_str());
+    std::printf(
+        "# invalid lists of %s over %s, one run with every byte checked; times from the start of the request:\n",
+        family.c_str(), variants[i].name.c_str());
     Json entry{{"over", variants[i].name}, {"family", family}, {"lists", Json::array()}};
     for (const std::string& kind : kinds) {
       const std::string found = outcome_in(report, kind);
