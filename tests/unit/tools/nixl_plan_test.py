@@ -138,7 +138,7 @@ class Messages(ToolTest):
             with self.subTest(command=command):
                 status, output = self.run_tool(*command, "--python", python)
                 self.assertEqual(status, FAILED, output)
-                self.assertRegex(output, r"^verbatim-\w+: NIXL is not installed for .*Next: install it .* name that Python with --python\n$")
+                self.assertRegex(output, r"^verbatim-\w+: NIXL is not installed for .*Next: install it .* with --python\n$")
 
     def test_python_that_cannot_be_started(self):
         for command in self.over_nixl():
