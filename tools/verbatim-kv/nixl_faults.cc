@@ -1,5 +1,6 @@
 #include "verbatim-kv/nixl_faults.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <utility>
@@ -11,6 +12,16 @@ namespace verbatim::kv {
 namespace {
 
 using ranks::Json;
+
+// Kinds of invalid lists. The geometry is compared when a connection is made, not for each list.
+std::vector<std::string> list_kinds() {
+  std::vector<std::string> kinds;
+  for (int code = 1; code <= kRejectionCodes; ++code) {
+    const auto named = static_cast<RejectionCode>(code);
+    if (named != RejectionCode::kGeometryMismatch) kinds.emplace_back(rejection_name(named));
+  }
+  return kinds;
+}
 
 std::string milliseconds(std::uint64_t ns) {
   char text[40];
@@ -81,17 +92,19 @@ std::string describe_bad_list(const Json& bad) {
          bad.at("kind").get<std::string>() + ": " + outcome(bad);
 }
 
+std::vector<std::string> bad_list_faults(const std::string& family) {
+  std::vector<std::string> faults;
+  for (const std::string& kind : list_kinds()) faults.push_back(kind + ",at=peer,family=" + family);
+  return faults;
+}
+
 Json compare_bad_lists(const Options& options, std::vector<ranks::Variant> variants, int argc, char** argv) {
-  const std::string family = options.geometries.back().name;
-  std::vector<std::string> kinds;
-  for (int code = 1; code <= kRejectionCodes; ++code) {
-    const auto named = static_cast<RejectionCode>(code);
-    if (named != RejectionCode::kGeometryMismatch) kinds.emplace_back(rejection_name(named));
-  }
+  const std::string family =
+      std::max_element(options.geometries.begin(), options.geometries.end(), [](const Geometry& a, const Geometry& b) {
+        return a.family < b.family;
+      })->name;  // the second one, also with --lf-first
   for (ranks::Variant& variant : variants) {
-    for (const std::string& kind : kinds) {
-      variant.arguments.push_back("--inject=" + kind + ",at=peer,family=" + family);
-    }
+    for (const std::string& fault : bad_list_faults(family)) variant.arguments.push_back("--inject=" + fault);
   }
   const auto reports = ranks::run_rounds(
       variants, 1, {{"--compare", "--rounds", "--json", "--plugin", "--warmup"}, {"--no-check"}}, argc, argv);
@@ -102,7 +115,7 @@ Json compare_bad_lists(const Options& options, std::vector<ranks::Variant> varia
         "# invalid lists of %s over %s, one run with every byte checked; times from the start of the request:\n",
         family.c_str(), variants[i].name.c_str());
     Json entry{{"over", variants[i].name}, {"family", family}, {"lists", Json::array()}};
-    for (const std::string& kind : kinds) {
+    for (const std::string& kind : list_kinds()) {
       const std::string found = outcome_in(report, kind);
       std::printf("#   %-24s %s\n", kind.c_str(), found.c_str());
       entry["lists"].push_back({{"kind", kind}, {"outcome", found}});

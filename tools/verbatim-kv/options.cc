@@ -11,6 +11,7 @@
 #include "netapi/plugin.h"
 #include "ranks/json.h"
 #include "verbatim-kv/layout.h"
+#include "verbatim-kv/nixl_faults.h"
 
 namespace verbatim::kv {
 namespace {
@@ -98,6 +99,15 @@ void choose_warmup(Options& options, std::size_t requests, bool given) {
   }
 }
 
+// Throws std::invalid_argument when there are too few requests for the run with invalid lists.
+void check_bad_lists(const Options& options, const std::vector<Request>& requests) {
+  std::vector<Fault> faults;
+  for (const std::string& text : bad_list_faults(options.geometries.back().name)) {
+    for (const Fault& fault : parse_fault(text)) faults.push_back(fault);
+  }
+  assign_requests(faults, requests, options.geometries.front().block_tokens, options.geometries.back().block_tokens);
+}
+
 struct Given {
   bool procs;
   bool warmup;
@@ -157,6 +167,7 @@ void finish(Options& options, const Given& given, const OptionTexts& texts) {
     const std::vector<Request> requests = make_requests(options);
     assign_requests(options.faults, requests, options.geometries.front().block_tokens,
                     options.geometries.back().block_tokens);
+    if (options.compares_with_nixl()) check_bad_lists(options, requests);
     choose_warmup(options, requests.size(), given.warmup);
     if (texts.lf_first) std::reverse(options.geometries.begin(), options.geometries.end());
     static_cast<void>(lay_out(options, requests, true));  // throws Failure when --blocks is too small
@@ -269,10 +280,11 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
       app.add_option("--warmup", options.warmup,
                      "number of first requests that are served and checked before the others, but not timed;\n"
                      "default 0; with --compare and --isolation the number of requests in flight, or half of all");
-  app.add_option("--compare", options.compare,
-                 "run over each entry in turn and print the medians: with --mode nccl networks (Verbatim,IB,Socket), "
-                 "otherwise paths of plugins, or nixl;\n"
-                 "nixl alone: --plugin, then NIXL, and what each does with invalid lists of the last family")
+  app.add_option(
+         "--compare", options.compare,
+         "run over each entry in turn and print the medians: with --mode nccl networks (Verbatim,IB,Socket), "
+         "otherwise paths of plugins, and nixl;\n"
+         "with nixl also what each does with invalid lists of the second family; nixl alone: --plugin, then NIXL")
       ->type_name("LIST|nixl");
   app.add_flag("--isolation", options.isolation,
                "run in rounds LF with an idle KV, both, and both with LF's connection killed; print how the families\n"

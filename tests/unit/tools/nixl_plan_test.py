@@ -163,6 +163,7 @@ class Messages(ToolTest):
             (kv, ["--isolation"], "--isolation needs --mode direct"),
             (kv, ["--root", "127.0.0.1:5", "--rank", "0", "--nranks", "2"], "leave out --root"),
             (compared_kv, ["--inject", "kill"], "--compare nixl sets --inject itself"),
+            (compared_kv, ["--requests", "6"], "too few requests"),
             ([KV, "--compare", "nixl"], [], "--compare nixl needs --plugin"),
             ([KV, "--compare", "nixl,p.so", "--mode", "nccl"], [], "--compare nixl needs --mode direct"),
             (eplb[:-2], ["--mode", "packed"], "--over nixl needs --mode direct"),
