@@ -94,7 +94,8 @@ std::string describe_bad_list(const Json& bad) {
 
 std::vector<std::string> bad_list_faults(const std::string& family) {
   std::vector<std::string> faults;
-  for (const std::string& kind : list_kinds()) faults.push_back(kind + ",at=peer,family=" + family);
+  const std::string settings = ",at=peer,family=" + family;
+  for (const std::string& kind : list_kinds()) faults.push_back(kind + settings);
   return faults;
 }
 
