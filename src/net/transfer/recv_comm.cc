@@ -172,8 +172,8 @@ void RecvComm::post_fence_receive(std::size_t queue_index) {
 bool RecvComm::update_allowance(std::uint32_t group_size) {
   if ((failure_state_.acquire_flags() & kMonitorActs) != 0) return false;
   // Optional receives are not tested: for them only this function polls and reads signals.
-  if (cts_free() == 0 || optional_posted_ || (slow_path_flags() & kSignals) != 0) progress();
-  if (lanes_change()) progress();
+  if (cts_free() == 0 || optional_posted_ || (slow_path_flags() & kSignals) != 0) CommProgress::progress();
+  if (lanes_change()) CommProgress::progress();
   if (optional_posted_ || lanes_change()) check_signals(true);
   if (error() != nullptr || lanes_change()) return false;
   constexpr std::uint32_t kReleaseThreshold = wire::kMaxInFlight / 2;

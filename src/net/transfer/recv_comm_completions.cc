@@ -26,7 +26,7 @@ template class CommProgress<RecvComm>;
 bool RecvComm::advance_for_idle() noexcept {
   failure_state_.set_flag(kMonitorActs);
   const bool idle = fence_all_threads() && !in_call_.acquire() && has_no_requests();
-  if (idle) progress();
+  if (idle) CommProgress::progress();
   failure_state_.clear_flag(kMonitorActs);
   return idle;
 }
@@ -224,7 +224,7 @@ ErrorKind RecvComm::test_arrival(RecvRequest& request, int* done, int* sizes) no
     const std::uint64_t word = comm.arrival(request);
     if (word >> wire::kArrivalShift < wire::kArrivalComplete) {
       comm.tested_ = true;
-      if (++comm.empty_tests_ % kEmptyTestsPerPoll == 0 || comm.slow_path_flags() != 0) comm.progress();
+      if (++comm.empty_tests_ % kEmptyTestsPerPoll == 0 || comm.slow_path_flags() != 0) comm.CommProgress::progress();
       *done = 0;
       return comm.result();
     }

@@ -55,7 +55,7 @@ Request* RecvComm::iflush(const void* data, const MemoryKeys& memory) {
 ErrorKind RecvComm::test_flush(Request& request, int* done, int*) noexcept {
   RecvComm& comm = *static_cast<RecvComm*>(request.comm);
   if (request.state != RequestState::kDone) {
-    comm.progress();
+    comm.CommProgress::progress();
     if (request.state != RequestState::kDone) {
       comm.tested_ = true;
       *done = 0;
