@@ -110,7 +110,17 @@ void CollComm::destroy_contexts(ContextSet& set) {
   const auto found =
       std::find_if(sets_.begin(), sets_.end(), [&](const CreatedSet& created) { return created.set.get() == &set; });
   if (found == sets_.end() || found->destroyed_ns != 0) return;
-  if (failures_.has_failed() || set.has_outstanding()) set.abort();
+  // NCCL destroys the contexts when its kernel has ended, and a kernel does not wait for its last signals to the peers.
+  if (!set.finish(monotonic_ns() + close_timeout_ns())) {
+    if (!failures_.has_failed()) {
+      VERBATIM_WARN(
+          "rank %u on %s: puts or gets of RMA contexts that NCCL destroys have not completed after %u ms; they are "
+          "given "
+          "up. Next: look at the ranks that do not answer",
+          ranks_.rank(), settings_.host_name.c_str(), settings_.config.close_timeout_ms);
+    }
+    set.abort();
+  }
   found->destroyed_ns = monotonic_ns();
   contexts_in_use_.fetch_sub(1);
   remove_destroyed();
@@ -118,9 +128,8 @@ void CollComm::destroy_contexts(ContextSet& set) {
 
 void CollComm::remove_destroyed() {
   const std::uint64_t now = monotonic_ns();
-  const std::uint64_t kept_ns = settings_.config.close_timeout_ms * kNanosecondsPerMillisecond;
   std::erase_if(sets_, [&](const CreatedSet& created) {
-    return created.destroyed_ns != 0 && now - created.destroyed_ns > kept_ns;
+    return created.destroyed_ns != 0 && now - created.destroyed_ns > close_timeout_ns();
   });
 }
 
@@ -235,7 +244,7 @@ bool CollComm::begin_close() {
   bool graceful = !failures_.has_failed();
   for (const CreatedSet& created : sets_) {
     if (created.destroyed_ns != 0) continue;
-    graceful = graceful && !created.set->has_outstanding();
+    graceful = graceful && created.set->finish(0);
     contexts_in_use_.fetch_sub(1);
   }
   if (graceful) {

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "base/config.h"
 #include "base/mutex.h"
 #include "base/result.h"
@@ -49,8 +50,8 @@ class CollComm {
 
   // Collective. An error has been logged.
   Result<ContextSet*> create_contexts(const ContextSetupRequest& request) VERBATIM_EXCLUDES(mutex_);
-  // Outstanding work ends. The QPs stay until all ranks have closed, because a peer may still wait for an
-  // acknowledgement.
+  // Waits for outstanding work, at most VERBATIM_CLOSE_TIMEOUT_MS. The QPs stay as long after it, because a peer may
+  // still wait for an acknowledgement, and its own work for them.
   void destroy_contexts(ContextSet& set) VERBATIM_EXCLUDES(mutex_);
 
   // Collective: all ranks get their memory, or none does. After a failed registration as dma-buf the caller tries
@@ -94,6 +95,7 @@ class CollComm {
   // A collective call that ends with an exception fails the communicator, because the others may have succeeded.
   Error fail_exception(const char* call) noexcept;
   void remove_destroyed() VERBATIM_REQUIRES(mutex_);
+  std::uint64_t close_timeout_ns() const { return settings_.config.close_timeout_ms * kNanosecondsPerMillisecond; }
   Result<std::vector<wire::RmaExchange>> exchange_registration(const Result<std::unique_ptr<MemoryHandle>>& own,
                                                                const MrRequest& request) VERBATIM_REQUIRES(mutex_);
   Result<std::unique_ptr<Memory>> complete(std::unique_ptr<MemoryHandle> own, const MrRequest& request,

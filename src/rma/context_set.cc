@@ -1,5 +1,7 @@
 #include "rma/context_set.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -229,8 +231,16 @@ ErrorKind ContextSet::check_closed(std::uint32_t rank, std::uint64_t grace_ns) n
   return failures().kind();
 }
 
-bool ContextSet::has_outstanding() noexcept {
-  poll();
+bool ContextSet::finish(std::uint64_t deadline_ns) noexcept {
+  while (progress() == ErrorKind::kNone) {
+    if (!has_outstanding()) return true;
+    if (monotonic_ns() >= deadline_ns) return false;
+    ::sched_yield();
+  }
+  return false;
+}
+
+bool ContextSet::has_outstanding() const noexcept {
   for (const PeerQueue& queue : queues_) {
     for (const Request& request : queue.slots) {
       if (request.work.state == Request::State::kPending) return true;

@@ -175,8 +175,9 @@ class ContextSet {
 
   const Failures& failures() const { return parts_.failures; }
   CollComm& owner() const { return parts_.owner; }
-  // Of the data path's thread.
-  bool has_outstanding() noexcept;
+  // Of the data path's thread. Waits until everything that was called for is done, also what nobody has tested. False:
+  // the deadline has passed, or the communicator has failed.
+  bool finish(std::uint64_t deadline_ns) noexcept;
   // Ends all outstanding work. Errors are only logged.
   void abort() const;
   std::size_t qps() const { return queues_.size(); }
@@ -226,6 +227,7 @@ class ContextSet {
   // The first of `completions` has failed.
   void fail_completion(std::span<const ibv_wc> completions) noexcept;
   Failure completion_failure(const ibv_wc& cause) const;
+  bool has_outstanding() const noexcept;
   bool is_own(const PeerQueue& queue) const { return queue.peer == paths_.size(); }
   PathFacts facts(const PeerQueue& queue) const;
   std::string describe(const PeerQueue& queue) const;

@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstring>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ranks.h"
@@ -206,6 +207,30 @@ TEST_P(RmaData, TestOfAnyRequest_PostsAllEarlierCalls) {
     EXPECT_EQ(words[4], 1U);
     rank.barrier();
     EXPECT_TRUE(rank.wait_ok(signalled));
+  });
+}
+
+// NCCL destroys the contexts when its kernel has ended, which does not wait for its last signals to the peers: a peer
+// may wait for them.
+TEST_P(RmaData, DestroyedContexts_FinishWhatNobodyHasTested) {
+  constexpr std::size_t kPuts = 50;
+  ranks_.run_connected({.contexts = kContexts}, [&](Rank& rank) {
+    Words source(kPuts);
+    Words target(kPuts);
+    Words word(1);
+    for (std::size_t i = 0; i < kPuts; ++i) source[i] = i + 1;
+    void* const from = rank.register_memory(source.data(), source.bytes());
+    void* const to = rank.register_memory(target.data(), target.bytes());
+    void* const signals = rank.register_memory(word.data(), word.bytes(), nccl::kMrForceStrictOrdering);
+    const RmaSignal signal{.word = {signals, 0}, .operation = nccl::kSignalIncrement};
+    rank.barrier();
+    for (std::size_t i = 0; i < kPuts; ++i) {
+      EXPECT_NE(rank.put_signal(0, {from, 8 * i}, 8, {to, 8 * i}, rank.next(), signal), nullptr);
+    }
+    EXPECT_OK(rank.net().destroy_context(std::exchange(rank.contexts, nullptr)));
+    EXPECT_TRUE(rank.wait_for(word[0], kPuts));
+    for (std::size_t i = 0; i < kPuts; ++i) EXPECT_EQ(target[i], i + 1);
+    rank.barrier();
   });
 }
 
