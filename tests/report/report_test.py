@@ -75,7 +75,9 @@ class Report(unittest.TestCase):
         send, receive = content["connections"]
         send["latency"] = {"isend_to_completion": [[2000, 90], [4000, 9], [90000, 1]]}
         receive["latency"] = {"irecv_to_arrival": [[5000, 8]], "cts_to_data": [[3000, 8]]}
-        page = self.made(self.file("a", content), self.file("b", statistics("0b", "0a", MIB)))
+        other = statistics("0b", "0a", MIB)  # has received with optional completion only
+        other["connections"][1]["latency"] = {"irecv_to_arrival": [], "cts_to_data": []}
+        page = self.made(self.file("a", content), self.file("b", other))
         self.assertEqual(page.count("<svg"), 2)
         for text in ("took at most (us)", "isend to completion (100 messages)", "irecv to arrival (8 messages)", "90 %"):
             self.assertIn(f"<!-- {text} -->", page)

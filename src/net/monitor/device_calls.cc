@@ -28,14 +28,20 @@ void DeviceCalls::request_advance(MonitoredConnection& connection) {
 
 void DeviceCalls::add_request(MonitoredConnection& connection) {
   if (std::exchange(connection.calls_requested, true)) return;
-  connection.next_request = std::exchange(connection.device_calls->requests_, &connection);
+  DeviceCalls& calls = *connection.device_calls;
+  connection.next_request = nullptr;
+  (calls.requests_ == nullptr ? calls.requests_ : calls.last_request_->next_request) = &connection;
+  calls.last_request_ = &connection;
 }
 
 void DeviceCalls::withdraw(ConnectionTable& table, MonitoredConnection& connection) {
   if (connection.calls_run || !std::exchange(connection.calls_requested, false)) return;
-  MonitoredConnection** link = &connection.device_calls->requests_;
-  while (*link != &connection) link = &(*link)->next_request;
+  DeviceCalls& calls = *connection.device_calls;
+  MonitoredConnection** link = &calls.requests_;
+  MonitoredConnection* before = nullptr;
+  for (; *link != &connection; link = &before->next_request) before = *link;
   *link = connection.next_request;
+  if (calls.last_request_ == &connection) calls.last_request_ = before;
   connection.renewal_requested = connection.advance_requested = false;
   if (std::exchange(connection.qp_state_requested, false)) --table.open_qp_state_requests;
 }

@@ -48,7 +48,8 @@ class DeviceCalls {
   // Under the table's mutex.
   bool running_ = false;
   bool events_requested_ = false;
-  MonitoredConnection* requests_ = nullptr;  // a list: MonitoredConnection::next_request
+  MonitoredConnection* requests_ = nullptr;      // a list, the oldest first: MonitoredConnection::next_request
+  MonitoredConnection* last_request_ = nullptr;  // of a list that is not empty
   ConnectionTable::Connections closed_;
   std::thread thread_;
 };

@@ -185,11 +185,12 @@ StallDetector::Action StallDetector::check(const StallSettings& settings, std::u
     confirmed_members_ = status.members;
     return Action::kNone;
   }
-  if (suspicion_due && cause() == StallCause::kCtsNotReceived) return Action::kSuspectCts;
   if (fail_due) return Action::kFail;
-  if (!warn_due) return Action::kNone;
-  reported_ = true;
-  return Action::kReport;
+  if (warn_due) {
+    reported_ = true;
+    return Action::kReport;
+  }
+  return cause() == StallCause::kCtsNotReceived ? Action::kSuspectCts : Action::kNone;
 }
 
 bool StallDetector::accept_reply(const ConnectionStatus& peer) {

@@ -59,6 +59,8 @@ std::string connection_json(const MonitoredConnection& connection) {
   const StallDetector& detector = connection.stall_detector;
   const wire::ConnectionStatus status = connection.status(monotonic_ns());
   const std::string* const failure = comm.failure_text();
+  // The buckets of two readings must be the same.
+  const LatencyStats latencies = TickScale().is_fixed() ? comm.latencies() : LatencyStats{};
   const char* const state = failure != nullptr              ? "failed"
                             : connection.closing != nullptr ? "closing"
                             : connection.peer_closed        ? "peer closed"
@@ -76,7 +78,7 @@ std::string connection_json(const MonitoredConnection& connection) {
        json_field("lanes_down", comm.lanes_down()), json_field("state", state),
        "\"error\":" + (failure != nullptr ? json_text(*failure) : "null"),
        "\"stall_cause\":" + (detector.reported() ? json_text(cause()) : "null"), "\"local\":" + status_json(status),
-       "\"peer\":" + (detector.peer() ? status_json(*detector.peer()) : "null"), latency_json(comm.latencies())});
+       "\"peer\":" + (detector.peer() ? status_json(*detector.peer()) : "null"), latency_json(latencies)});
 }
 
 }  // namespace

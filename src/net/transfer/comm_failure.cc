@@ -150,8 +150,10 @@ void Comm::fail_completion(const ibv_wc& completion, std::size_t qp, const Faile
   failure_state_.record_completion(error_kind_of(completion.status), completion, qp, work);
 }
 
-// The peer's failure notice does not end the wait: the peer reports what the local device refused.
+// The peer's failure notice does not end the wait: the peer reports what the local device refused. The thread that acts
+// for an idle application reads the device's events itself: they do not come while it waits.
 bool Comm::wait_for_device_event() const {
+  if ((failure_state_.acquire_flags() & kMonitorActs) != 0) return failure_state_.has(CommSignal::kDeviceFailed);
   const std::uint64_t end = monotonic_ns() + kEventWaitNs;
   while (!failure_state_.has(CommSignal::kDeviceFailed) && monotonic_ns() < end) ::usleep(kEventPollIntervalUs);
   return failure_state_.has(CommSignal::kDeviceFailed);

@@ -40,12 +40,14 @@ class ReceiveLatencies {
     if (refused_since_ != 0) [[unlikely]]
       note_wait(index, now);
   }
+  // The same of a receive with optional completion.
+  void posted_optional() { refused_since_ = 0; }
   // test reports it done.
   void done(std::uint32_t index) {
     const std::uint64_t ticks = read_ticks() - posted_[index];
-    receives_.add(ticks);
     if (waits_[index] != 0) [[unlikely]]
-      count_wait(index, ticks);
+      return count_wait(index, ticks);
+    receives_.add(ticks);
   }
 
   LatencyStats read() const;
@@ -60,8 +62,8 @@ class ReceiveLatencies {
   std::uint64_t refused_since_ = 0;  // first irecv of a receive that is not posted yet
   std::array<std::uint64_t, wire::kRingEntries> posted_ = {};
   std::array<std::uint64_t, wire::kRingEntries> waits_ = {};  // from the first irecv to the post; 0: none
-  LatencyHistogram receives_;                                 // from the post on
-  LatencyHistogram waited_;                                   // those of them that waited, likewise
+  LatencyHistogram receives_;                                 // that did not wait
+  LatencyHistogram waited_;                                   // those that did, from the post on
   LatencyHistogram with_wait_;                                // and from the first irecv on
 };
 

@@ -12,27 +12,43 @@ struct TickBase {
 };
 
 constexpr std::uint64_t kFixedAfterNs = kNanosecondsPerSecond;
+// Between two readings of the clock; with an interruption it is more.
+constexpr std::uint64_t kUsualReadNs = 1000;
+constexpr int kMaxReads = 10;
 
 constinit Mutex g_tick_mutex;
 TickBase g_tick_base VERBATIM_GUARDED_BY(g_tick_mutex);
+
+// Both at the same time.
+TickBase read_both() {
+  TickBase now;
+  for (int i = 0; i < kMaxReads; ++i) {
+    now.ns = monotonic_ns();
+    now.ticks = read_ticks();
+    if (monotonic_ns() - now.ns < kUsualReadNs) break;
+  }
+  return now;
+}
 
 }  // namespace
 
 void begin_tick_scale() {
   const MutexLock lock(g_tick_mutex);
-  if (g_tick_base.ns == 0) g_tick_base = {monotonic_ns(), read_ticks()};
+  if (g_tick_base.ns == 0) g_tick_base = read_both();
 }
 
 TickScale::TickScale() {
   const MutexLock lock(g_tick_mutex);
   if (g_tick_base.fixed_ns_per_tick == 0) {
-    const std::uint64_t ticks = read_ticks() - g_tick_base.ticks;
-    const std::uint64_t passed_ns = monotonic_ns() - g_tick_base.ns;
+    const TickBase now = read_both();
+    const std::uint64_t ticks = now.ticks - g_tick_base.ticks;
+    const std::uint64_t passed_ns = now.ns - g_tick_base.ns;
     if (ticks != 0) nanoseconds_per_tick_ = static_cast<double>(passed_ns) / static_cast<double>(ticks);
     if (passed_ns >= kFixedAfterNs) g_tick_base.fixed_ns_per_tick = nanoseconds_per_tick_;
   } else {
     nanoseconds_per_tick_ = g_tick_base.fixed_ns_per_tick;
   }
+  is_fixed_ = g_tick_base.fixed_ns_per_tick != 0;
 }
 
 std::string latency_json(const LatencyStats& stats) {

@@ -32,12 +32,14 @@ inline std::uint64_t read_ticks() {
 class TickScale {
  public:
   TickScale();
+  bool is_fixed() const { return is_fixed_; }
   std::uint64_t nanoseconds(std::uint64_t ticks) const {
     return static_cast<std::uint64_t>(static_cast<double>(ticks) * nanoseconds_per_tick_);
   }
 
  private:
   double nanoseconds_per_tick_ = 1;
+  bool is_fixed_ = false;
 };
 
 // To be called before anything is measured. Any thread; later calls have no effect.

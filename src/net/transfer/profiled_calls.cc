@@ -24,7 +24,8 @@ ErrorKind SendComm::isend_profiled(SendComm& comm, const void* data, std::size_t
   return result;
 }
 
-// Starts the events of what isend has posted: `first` is the head before the call, `queue` had its turn.
+// Starts the events of what isend has posted: `first` is the head before the call, `queue` the QP
+// whose turn it was then.
 void SendComm::start_posted(std::uint64_t first, const SendQueue& queue) noexcept {
   const auto members = static_cast<std::uint32_t>(head_ - first);  // of the group that the message has completed
   const std::uint32_t index = wire::ring_index(static_cast<std::uint32_t>(first));

@@ -170,7 +170,6 @@ void RecvComm::post_fence_receive(std::size_t queue_index) {
 // Computes how many members may be posted: the limits are requests, CTS work requests and receives on every QP. Returns
 // whether a group of this size may.
 bool RecvComm::update_allowance(std::uint32_t group_size) {
-  if ((failure_state_.acquire_flags() & kMonitorActs) != 0) return false;
   // Optional receives are not tested: for them only this function polls and reads signals.
   if (cts_free() == 0 || optional_posted_ || (slow_path_flags() & kSignals) != 0) CommProgress::progress();
   if (lanes_change()) CommProgress::progress();
@@ -292,7 +291,10 @@ template <bool kTimed>
     requests_[wire::ring_index(next_member_ - members)].state = RequestState::kPending;
     fail_post("ibv_post_send", returned, cts_queue_);
   }
-  if constexpr (kTimed) latencies_->posted(index);
+  if constexpr (kTimed) {
+    if (optional_completion) return latencies_->posted_optional();
+    latencies_->posted(index);
+  }
 }
 
 // The usual case, one receive that is no group, has a function of its own, whose values fit into the registers.
@@ -300,8 +302,8 @@ template <bool kTimed, typename Size>
 [[gnu::always_inline]] inline ErrorKind RecvComm::receive(int n, void* const* data, const Size* sizes, const int* tags,
                                                           void* const* handles, void** out) noexcept {
   begin_call();
-  if (n == 1 && handles[0] != nullptr && sizes[0] >= 0 && members_allowed_ != 0 &&
-      failure_state_.acquire_flags() == 0 && (std::is_signed_v<Size> || *out != kOptionalCompletion)) {
+  if (n == 1 && handles[0] != nullptr && sizes[0] >= 0 && failure_state_.acquire_flags() == 0 &&
+      members_allowed_ != 0 && (std::is_signed_v<Size> || *out != kOptionalCompletion)) {
     return receive_single<kTimed>(data[0], static_cast<std::uint64_t>(sizes[0]), tags[0],
                                   *static_cast<const MemoryHandle*>(handles[0]), out);
   }
@@ -353,6 +355,7 @@ ErrorKind RecvComm::receive_single(void* data, std::uint64_t bytes, int tag, con
   ++counts_.groups[0];
   write_entry(entry_address, wide_entries_, next_member_, data, bytes, tag, 1, wire::CtsFlags::kNone, memory);
   post_group<kTimed>(entry_address, 1, false, out);
+  in_call_.publish(false);
   return ErrorKind::kNone;
 }
 
@@ -365,7 +368,11 @@ ErrorKind RecvComm::receive_group(int n, void* const* data, const Size* sizes, c
   *out = nullptr;
   const auto group_size = static_cast<std::uint32_t>(n);
   if (group_size - 1 >= max_recvs_) return reject_group_size(n);
-  if ((members_allowed_ < group_size || failure_state_.acquire_flags() != 0) && !update_allowance(group_size)) {
+  if (monitor_acts()) {
+    if constexpr (kTimed) latencies_->refused();
+    return ErrorKind::kNone;
+  }
+  if ((failure_state_.acquire_flags() != 0 || members_allowed_ < group_size) && !update_allowance(group_size)) {
     if constexpr (kTimed) latencies_->refused();
     return result();
   }

@@ -69,7 +69,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   void progress() {
     begin_call();
     const Call call(*this);
-    if ((failure_state_.acquire_flags() & kMonitorActs) == 0) CommProgress::progress();
+    if (!monitor_acts()) CommProgress::progress();
   }
 
   TransferCounts transfer_counts() const override;
@@ -154,6 +154,8 @@ class RecvComm final : public CommProgress<RecvComm> {
     in_call_ = true;
     std::atomic_signal_fence(std::memory_order_seq_cst);  // fence_all_threads() does the rest
   }
+  // The comm is the monitor's for now: no call may change it.
+  bool monitor_acts() const noexcept { return (failure_state_.acquire_flags() & kMonitorActs) != 0; }
   void wait_for_monitor() const noexcept;
   bool prepare_flushes();
   ErrorKind reject_group_size(int n) const noexcept;

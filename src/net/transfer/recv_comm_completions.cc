@@ -24,6 +24,7 @@ template class CommProgress<RecvComm>;
 // An application that makes no calls would leave the comm as it is. Calls of irecv and iflush say that they run, and
 // leave the comm alone while the flag is set; a test runs only for a request that is not free.
 bool RecvComm::advance_for_idle() noexcept {
+  if (in_call_.acquire() || !has_no_requests()) return false;
   failure_state_.set_flag(kMonitorActs);
   const bool idle = fence_all_threads() && !in_call_.acquire() && has_no_requests();
   if (idle) CommProgress::progress();
@@ -45,10 +46,11 @@ void RecvComm::stop_monitor_acting() noexcept {
   wait_for_monitor();
 }
 
-// For calls that cannot be repeated. The monitor acts for some milliseconds at most.
+// For calls that cannot be repeated. The monitor acts for some microseconds, when it asks a device whether its link is
+// down for up to 50 ms.
 void RecvComm::wait_for_monitor() const noexcept {
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  while ((failure_state_.acquire_flags() & kMonitorActs) != 0) ::usleep(kMonitorActsPollUs);
+  while (monitor_acts()) ::usleep(kMonitorActsPollUs);
 }
 
 bool RecvComm::waits_for_peer() const {

@@ -4,11 +4,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <fstream>
+#include <memory>
 #include <sstream>
+#include <thread>
 
 #include "connected_comms.h"
+#include "net/transfer/latencies.h"
 #include "support/scratch_directory.h"
 
 namespace verbatim {
@@ -53,6 +57,27 @@ TEST(Latency, EveryDuration_IsInBucketOfASixteenth) {
   EXPECT_EQ(place_of(0), place_of(2));
   // The counters of two CPUs may differ.
   EXPECT_EQ(place_of(~std::uint64_t{0}), place_of(1));
+}
+
+// A receive that irecv refuses at first waits; one with optional completion has no latency, and its wait no other one.
+TEST(Latency, RefusedReceives_WaitOnlyIfTheyAreTested) {
+  const auto total_ns = [](const LatencyCounts& counts) {
+    std::uint64_t total = 0;
+    for (const LatencyBucket& bucket : counts.buckets) total += bucket.below_ns * bucket.count;
+    return total;
+  };
+  begin_tick_scale();
+  const auto latencies = std::make_unique<ReceiveLatencies>();
+  for (const bool optional : {true, false}) {
+    latencies->refused();
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    if (optional) latencies->posted_optional();
+    latencies->posted(5);
+    latencies->done(5);
+    const LatencyStats stats = latencies->read();
+    const bool waited = total_ns(stats[0]) >= total_ns(stats[1]) + 15'000'000;
+    EXPECT_EQ(waited, !optional);
+  }
 }
 
 // When messages have gone over a connection and the context ends / expect the file to say what they were.
