@@ -40,7 +40,7 @@ std::string list(const std::vector<Request>& requests) {
 void agree(ranks::CoordinatorConnection& coordinator, const Options& options, const std::vector<Request>& requests) {
   ranks::agree(
       coordinator, options.job.rank,
-      {{"mode (--mode)", options.mode == Mode::kNccl ? "nccl" : "direct"},
+      {{"mode (--mode)", mode_name(options.mode)},
        {"memory (--memory)", memory::kind_name(options.memory)},
        {"prefill ranks (--prefill)", std::to_string(options.prefills)},
        {"decode ranks (--decode)", std::to_string(options.decodes)},

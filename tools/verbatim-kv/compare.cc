@@ -31,7 +31,20 @@ ranks::Variant over_plugin_or_nixl(const std::string& name) {
   return variant;
 }
 
+ranks::Comparison run_modes(const Options& options, int argc, char** argv) {
+  ranks::Comparison all;
+  for (const Mode mode : {Mode::kDirect, Mode::kPut}) {
+    const std::string name = mode_name(mode);
+    all.names.push_back(name);
+    all.variants.push_back({name, {"--mode=" + name, "--warmup=" + std::to_string(options.warmup)}, {}});
+  }
+  const ranks::ExcludedOptions excluded{{"--compare", "--rounds", "--json", "--mode", "--warmup"}, {}};
+  all.reports = ranks::run_rounds(all.variants, options.rounds, excluded, argc, argv);
+  return all;
+}
+
 ranks::Comparison run_all(const Options& options, int argc, char** argv) {
+  if (options.compares_modes()) return run_modes(options, argc, argv);
   std::string list = options.compare == nixl::kName ? options.plugin + "," + nixl::kName : options.compare;
   auto* over = options.mode == Mode::kNccl ? ranks::over_network : ranks::over_plugin;
   if (options.compares_with_nixl()) {

@@ -446,8 +446,8 @@ class NcclRank final : public ranks::Rank {
     for (FamilyReport& family : report.families) family.plan.messages = family.plan.requests;
     std::vector<const FamilyStats*> stats;
     for (const Side& side : sides_) stats.push_back(&side.stats);
-    report.add_all_ranks(coordinator_, {.bytes = bytes_, .allocations = 1, .damage = memory_.damage()}, counters_,
-                         stats);
+    report.add_all_ranks(coordinator_, {.bytes = bytes_, .allocations = 1, .damage = memory_.damage()},
+                         counters_.text(), stats);
     if (options_.job.rank == 0) {
       print(stdout, report);
       if (!options_.json.empty()) write(report, options_.json);

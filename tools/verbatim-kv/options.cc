@@ -9,6 +9,7 @@
 
 #include "memory/options.h"
 #include "netapi/plugin.h"
+#include "netapi/rma.h"
 #include "ranks/json.h"
 #include "verbatim-kv/layout.h"
 #include "verbatim-kv/nixl_faults.h"
@@ -19,7 +20,8 @@ namespace {
 const std::map<std::string, Allocations> kAllocations{
     {"slab", Allocations::kSlab}, {"family", Allocations::kFamily}, {"layer", Allocations::kLayer}};
 
-const std::map<std::string, Mode> kModes{{"direct", Mode::kDirect}, {"nccl", Mode::kNccl}, {"nixl", Mode::kNixl}};
+const std::map<std::string, Mode> kModes{
+    {"direct", Mode::kDirect}, {"nccl", Mode::kNccl}, {"nixl", Mode::kNixl}, {"put", Mode::kPut}};
 
 constexpr const char* kDescription =
     "Moves KV caches from prefill to decode ranks over an NCCL net plugin, in host or GPU memory, as a disaggregated\n"
@@ -45,6 +47,17 @@ struct OptionTexts {
   std::vector<std::string> faults = {};
 };
 
+void check_put(const Options& options) {
+  if (options.memory == memory::Kind::kCuda) throw usage_error("--mode put needs --memory host. Next: see --mode nccl");
+  if (options.idle) throw usage_error("--idle needs --mode direct");
+  if (!options.compares_modes()) return;
+  if (options.mode != Mode::kDirect && options.mode != Mode::kPut) {
+    throw usage_error("--compare modes runs --mode direct and put. Next: leave out --mode");
+  }
+  if (options.plugin.empty()) throw usage_error("--compare modes needs --plugin");
+  if (options.api_version != 0) throw usage_error("--compare modes: --api is of one table. Next: leave it out");
+}
+
 void check_mode(const Options& options, const std::vector<std::string>& faults) {
   const bool has_root = !options.job.root.empty();
   if (options.mode == Mode::kNccl && options.memory == memory::Kind::kCuda) {
@@ -53,6 +66,7 @@ void check_mode(const Options& options, const std::vector<std::string>& faults) 
   if (options.mode == Mode::kNccl && options.allocations != Allocations::kSlab) {
     throw usage_error("--mode nccl needs --allocations slab");
   }
+  if (options.mode == Mode::kPut || options.compares_modes()) check_put(options);
   const bool with_nixl = options.mode == Mode::kNixl || options.compares_with_nixl();
   if (!with_nixl) return;
   if (has_root) throw usage_error("NIXL's ranks are started by this program: leave out --root and the launcher");
@@ -82,9 +96,11 @@ void choose_warmup(Options& options, std::size_t requests, bool given) {
         std::pair("--hit", options.requests.hit), std::pair("--fragmentation", options.fragmentation)}) {
     if (!std::isfinite(value)) throw usage_error(std::string(name) + " is not a number");
   }
-  if (options.api_version != 0 && options.api_version < netapi::kOldestVersion) {
-    throw usage_error("--api must be 0 (the newest) or " + std::to_string(netapi::kOldestVersion) + " to " +
-                      std::to_string(netapi::kNewestVersion));
+  const bool rma = options.mode == Mode::kPut;
+  const int oldest = rma ? netapi::kOldestRmaVersion : netapi::kOldestVersion;
+  const int newest = rma ? netapi::kNewestRmaVersion : netapi::kNewestVersion;
+  if (options.api_version != 0 && (options.api_version < oldest || options.api_version > newest)) {
+    throw usage_error("--api must be 0 (the newest) or " + std::to_string(oldest) + " to " + std::to_string(newest));
   }
   if (!options.json.empty() && !options.job.child && options.job.rank == 0) ranks::check_writable(options.json);
   const bool compares_variants = options.isolation || !options.compare.empty();
@@ -121,7 +137,8 @@ void finish(Options& options, const Given& given, const OptionTexts& texts) {
     throw usage_error(
         "--compare and --isolation start their own ranks and cannot be used with --root or a launcher (mpirun, srun, "
         "torchrun)");
-  if (options.mode == Mode::kDirect && options.plugin.empty() && options.compare.empty()) {
+  if ((options.mode == Mode::kDirect || options.mode == Mode::kPut) && options.plugin.empty() &&
+      options.compare.empty()) {
     throw usage_error("--plugin is required");
   }
   if (options.isolation) check_isolation(options, texts.faults);
@@ -157,6 +174,9 @@ void finish(Options& options, const Given& given, const OptionTexts& texts) {
         if (options.mode == Mode::kNixl && fault.kind != FaultKind::kInvalidList) {
           throw usage_error("--inject " + text + ": not possible with NIXL, only invalid lists are");
         }
+        if (options.mode == Mode::kPut && fault.kind != FaultKind::kInvalidList && fault.kind != FaultKind::kGeometry) {
+          throw usage_error("--inject " + text + ": not possible with --mode put, which has no fallback stages");
+        }
         if (options.mode == Mode::kNccl && fault.kind != FaultKind::kInvalidList &&
             fault.kind != FaultKind::kGeometry) {
           throw usage_error("--inject " + text + ": not possible over NCCL, whose connections cannot be replaced");
@@ -187,11 +207,13 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
 
   app.add_option("--mode", texts.mode,
                  "direct: over the plugin's table, one message per block; nccl: through NCCL, on GPUs; nixl: through "
-                 "NIXL\nwith its UCX backend, in host memory, by Python processes")
+                 "NIXL\nwith its UCX backend, in host memory, by Python processes; put: over the plugin's RMA table, "
+                 "in host memory, a\n"
+                 "put for each block, the last of a request with the signal that they have arrived")
       ->check(CLI::IsMember(kModes))
       ->take_last()
       ->capture_default_str();
-  app.add_option("--plugin", options.plugin, "direct: path or name of the net plugin, passed to dlopen")
+  app.add_option("--plugin", options.plugin, "direct, put: path or name of the plugin, passed to dlopen")
       ->type_name("PATH");
   app.add_option("--nccl", options.nccl, "nccl: NCCL's library, which loads its plugin itself")
       ->type_name("PATH")
@@ -201,7 +223,7 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
       ->capture_default_str();
   memory::add_memory_options(app, options.memory, options.cuda);
   app.add_option("--api", options.api_version, "table version; 0 selects the newest that the plugin exports")
-      ->check(CLI::Range(0, netapi::kNewestVersion));
+      ->check(CLI::Range(0, netapi::kNewestRmaVersion));
   ranks::add_job_options(app, options.job);
   app.add_option("--preset", options.preset, "the model")->check(CLI::IsMember(model_names()))->capture_default_str();
   app.add_option("--lf", texts.lf, "the second family; auto: the indexer's keys, for the deepseek presets")
@@ -252,11 +274,11 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
                  "memory of a rank: one slab, one allocation per family, or one per layer")
       ->check(CLI::IsMember(kAllocations))
       ->capture_default_str();
-  app.add_option("--depth", options.depth, "receives posted ahead per connection")
+  app.add_option("--depth", options.depth, "direct: receives posted ahead per connection")
       ->check(CLI::Range(1, 32))
       ->capture_default_str();
   app.add_option("--group", options.group,
-                 "maximum number of members of a receive; default: the plugin's maximum, at most 8")
+                 "direct: maximum number of members of a receive; default: the plugin's maximum, at most 8")
       ->check(CLI::Range(1, netapi::kMaxGroup));
   app.add_option("--seed", options.requests.seed, "seed of lengths and block tables")->capture_default_str();
   app.add_flag("!--no-check", options.check, "do not fill and check contents: for timing");
@@ -284,8 +306,9 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
          "--compare", options.compare,
          "run over each entry in turn and print the medians: with --mode nccl networks (Verbatim,IB,Socket), "
          "otherwise paths of plugins, and nixl;\n"
-         "with nixl also what each does with invalid lists of the second family; nixl alone: --plugin, then NIXL")
-      ->type_name("LIST|nixl");
+         "with nixl also what each does with invalid lists of the second family; nixl alone: --plugin, then NIXL;\n"
+         "modes: --mode direct, then put, over --plugin")
+      ->type_name("LIST|modes|nixl");
   app.add_flag("--isolation", options.isolation,
                "run in rounds LF with an idle KV, both, and both with LF's connection killed; print how the families\n"
                "affect each other");

@@ -22,10 +22,13 @@ using ranks::ExitStatus;
 using ranks::Failure;
 
 // kDirect: over the plugin's table, one message per block. kNccl: through NCCL, one message per request. kNixl: through
-// NIXL, one transfer per request, whose pieces are blocks.
-enum class Mode : std::uint8_t { kDirect, kNccl, kNixl };
+// NIXL, one transfer per request, whose pieces are blocks. kPut: over the plugin's RMA table, one put per block.
+enum class Mode : std::uint8_t { kDirect, kNccl, kNixl, kPut };
 const char* mode_name(Mode mode);
 const char* allocations_name(Allocations allocations);
+
+// The value of --compare that runs --mode direct and then --mode put over --plugin, instead of a list.
+constexpr const char* kCompareModes = "modes";
 
 struct Options {
   Mode mode = Mode::kDirect;
@@ -67,6 +70,7 @@ struct Options {
 
   int engines() const { return decodes / static_cast<int>(tp_ratio); }
   bool compares_with_nixl() const;
+  bool compares_modes() const { return compare == kCompareModes; }
   bool is_timed(const Request& request) const { return request.id >= warmup; }
 };
 

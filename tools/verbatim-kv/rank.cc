@@ -18,6 +18,7 @@
 #include "verbatim-kv/layout.h"
 #include "verbatim-kv/nccl_rank.h"
 #include "verbatim-kv/prefill.h"
+#include "verbatim-kv/put_rank.h"
 #include "verbatim-kv/rendezvous.h"
 #include "verbatim-kv/report.h"
 
@@ -168,7 +169,7 @@ class DirectRank final : public ranks::Rank {
                            .registrations = memory_->intervals().all().size(),
                            .reg_mr_calls = reg_mr_calls_,
                            .damage = memory_->damage()},
-                          counters_, stats);
+                          counters_.text(), stats);
   }
 
   std::uint64_t memory_bytes() const {
@@ -203,6 +204,7 @@ class DirectRank final : public ranks::Rank {
 
 std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& coordinator) {
   if (options.mode == Mode::kNccl) return make_nccl_rank(options, coordinator);
+  if (options.mode == Mode::kPut) return make_put_rank(options, coordinator);
   return std::make_unique<DirectRank>(options, coordinator);
 }
 

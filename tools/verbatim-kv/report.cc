@@ -110,7 +110,7 @@ Plan plan_of(const Geometry& geometry, const std::vector<Request>& requests) {
 }
 
 void Report::add_all_ranks(ranks::CoordinatorConnection& coordinator, const RankMemory& memory,
-                           const ranks::PluginCounters& counters, const std::vector<const FamilyStats*>& stats) {
+                           const std::optional<std::string>& counters, const std::vector<const FamilyStats*>& stats) {
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
   for (const FamilyStats* const family : stats) {
@@ -119,7 +119,7 @@ void Report::add_all_ranks(ranks::CoordinatorConnection& coordinator, const Rank
   }
   Json own;
   own["memory"] = {memory.bytes, memory.allocations, memory.registrations, memory.reg_mr_calls, memory.damage};
-  own["plugin_counters"] = compare_plugin_counters(counters.text(), sent_bytes, received_bytes);
+  own["plugin_counters"] = compare_plugin_counters(counters, sent_bytes, received_bytes);
   own["families"] = ranks::Json::array();
   for (const FamilyStats* const family : stats) own["families"].push_back(to_json(*family));
   for (const std::string& text : coordinator.all_gather(own.dump())) {
@@ -170,9 +170,10 @@ void print(std::FILE* out, const Report& report) {
   std::fprintf(out, "# KV caches over %s\n", report.transport.c_str());
   std::fprintf(out, "# %s with 1/%u of its layers; %d prefill and %d decode ranks, TP ratio %u\n",
                options.preset.c_str(), options.scale, options.prefills, options.decodes, options.tp_ratio);
-  std::fprintf(
-      out, "# requests of up to %llu blocks, %zu in flight per decode rank; fragmentation %g; receives of up to %zu\n",
-      static_cast<unsigned long long>(report.longest_blocks), options.concurrency, options.fragmentation, report.group);
+  std::fprintf(out, "# requests of up to %llu blocks, %zu in flight per decode rank; fragmentation %g; %s\n",
+               static_cast<unsigned long long>(report.longest_blocks), options.concurrency, options.fragmentation,
+               options.mode == Mode::kPut ? "a put for each block, the last one with the signal"
+                                          : ("receives of up to " + std::to_string(report.group)).c_str());
   std::fprintf(out, "# memory of rank 0: %s\n", report.memory_of_rank_0.c_str());
   if (options.warmup > 0) std::fprintf(out, "# the first %zu requests are warm-up and not timed\n", options.warmup);
   std::uint64_t bytes = 0;

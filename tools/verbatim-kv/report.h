@@ -4,12 +4,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "ranks/coordinator_connection.h"
 #include "ranks/json.h"
-#include "ranks/plugin_counters.h"
 #include "verbatim-kv/options.h"
 #include "verbatim-kv/stats.h"
 
@@ -50,9 +50,10 @@ struct Report {
   std::vector<RankMemory> ranks = {};
   ranks::Json bad_lists = ranks::Json::array();  // of a run over NIXL: what became of each invalid list
 
-  // Adds the counters of all ranks. Every rank must call it at the same time.
+  // Adds the counters of all ranks. `counters`: what the plugin wrote (PluginCounters::text()). Every rank must call it
+  // at the same time.
   void add_all_ranks(ranks::CoordinatorConnection& coordinator, const RankMemory& memory,
-                     const ranks::PluginCounters& counters, const std::vector<const FamilyStats*>& stats);
+                     const std::optional<std::string>& counters, const std::vector<const FamilyStats*>& stats);
   std::uint64_t wrong() const;
   bool counters_differ() const;  // the plugin's counters from this tool's, in a run without failed connections
   // Adds the counters that a rank has sent. `json` is the list of the families' counters.

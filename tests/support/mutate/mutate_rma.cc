@@ -3,6 +3,7 @@
 //
 //   MUTATE_PLUGIN  path of the plugin that transfers the data; this table has its calls, and its own that move data
 //   MUTATE_MODE    none       changes nothing (control run: the test that uses this plugin must pass)
+//                  flip-byte  adds 1 to the target behind the put, whose offset must be a multiple of 8
 //                  short      transfers one byte less
 //                  elsewhere  writes 8 bytes behind the target, and 8 bytes less
 //                  no-data    signals without the put
@@ -47,11 +48,26 @@ void spoil_transfer(std::size_t& size, std::uint64_t& written_offset) {
   if (is_mode("elsewhere")) written_offset += 8;
 }
 
+// Adds 1 to a word of a rank, behind what was put there before.
+void add_one(void* rma_context, int context, std::uint32_t rank, std::uint64_t offset, void* mhandle) {
+  void* extra = nullptr;
+  const Result started = inner.iputSignal(rma_context, context, 0, nullptr, 0, 0, nullptr, rank, offset, mhandle, 1,
+                                          nccl::kSignalAdd, true, &extra);
+  int done = 0;
+  while (started == Result::kSuccess && done == 0) {
+    if (inner.test(nullptr, extra, &done) != Result::kSuccess) break;
+  }
+}
+
 Result put(void* rma_context, int context, std::uint64_t source_offset, void* source_mhandle, std::size_t size,
            std::uint64_t target_offset, void* target_mhandle, std::uint32_t rank, void** request) {
   spoil_transfer(size, target_offset);
-  return inner.iput(rma_context, context, source_offset, source_mhandle, size, target_offset, target_mhandle, rank,
-                    request);
+  const Result started = inner.iput(rma_context, context, source_offset, source_mhandle, size, target_offset,
+                                    target_mhandle, rank, request);
+  if (started == Result::kSuccess && is_mode("flip-byte") && is_due()) {
+    add_one(rma_context, context, rank, target_offset, target_mhandle);
+  }
+  return started;
 }
 
 Result get(void* rma_context, int context, std::uint64_t remote_offset, void* remote_mhandle, std::size_t size,
@@ -71,15 +87,7 @@ Result put_signal(void* rma_context, int context, std::uint64_t source_offset, v
     signal_value = (signal_operation == nccl::kSignalIncrement ? 1 : signal_value) + 1;
     signal_operation = nccl::kSignalAdd;
   }
-  if (is_mode("extra") && is_due()) {
-    void* extra = nullptr;
-    const Result started = inner.iputSignal(rma_context, context, 0, nullptr, 0, 0, nullptr, rank, signal_offset + 8,
-                                            signal_mhandle, 1, nccl::kSignalAdd, true, &extra);
-    int done = 0;
-    while (started == Result::kSuccess && done == 0) {
-      if (inner.test(nullptr, extra, &done) != Result::kSuccess) break;
-    }
-  }
+  if (is_mode("extra") && is_due()) add_one(rma_context, context, rank, signal_offset + 8, signal_mhandle);
   return inner.iputSignal(rma_context, context, source_offset, source_mhandle, size, target_offset, target_mhandle,
                           rank, signal_offset, signal_mhandle, signal_value, signal_operation, strong_signal, request);
 }

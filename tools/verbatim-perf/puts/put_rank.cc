@@ -18,8 +18,8 @@
 #include "memory/guarded_buffer.h"
 #include "ranks/agreement.h"
 #include "ranks/progress_bar.h"
+#include "ranks/rma_comm.h"
 #include "ranks/worker_thread.h"
-#include "verbatim-perf/puts/put_comm.h"
 #include "verbatim-perf/puts/put_plan.h"
 #include "verbatim-perf/puts/put_progress.h"
 #include "verbatim-perf/report.h"
@@ -250,7 +250,7 @@ class PutRank final : public ranks::Rank {
   std::optional<memory::GuardedBuffer> send_;
   std::optional<memory::GuardedBuffer> recv_;
   std::optional<memory::GuardedBuffer> words_;
-  PutComm comm_;
+  ranks::RmaComm comm_;
   const PutShape shape_;
   const std::vector<std::size_t> sizes_ = message_sizes(options_);
   std::optional<PutProgress> progress_;

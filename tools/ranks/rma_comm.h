@@ -11,23 +11,25 @@
 #include "netapi/rma.h"
 #include "ranks/coordinator_connection.h"
 
-namespace verbatim::perf {
+namespace verbatim::ranks {
 
 // The calls block until all ranks make them; they come from one thread. They throw Failure.
-class PutComm {
+class RmaComm {
  public:
   // Version 0: the newest table that the plugin exports.
-  PutComm(const std::string& name, int api_version, std::uint64_t comm_id);
+  RmaComm(const std::string& name, int api_version, std::uint64_t comm_id);
 
   netapi::RmaPlugin& plugin() const { return *plugin_; }
   const std::string& path() const { return path_; }
   const std::vector<netapi::Properties>& devices() const { return devices_; }
 
   // Uses device `rank` modulo the number of devices.
-  void connect(ranks::CoordinatorConnection& coordinator, int rank, int ranks, int contexts);
+  void connect(CoordinatorConnection& coordinator, int rank, int ranks, int contexts);
   void* register_memory(void* data, std::size_t bytes, std::uint64_t flags);
   // Everything, in NCCL's order.
   void close();
+
+  int max_recvs() const;  // the smallest value of all devices
 
   void* coll() const { return coll_; }
   void* contexts() const { return contexts_; }
@@ -42,4 +44,4 @@ class PutComm {
   std::vector<void*> registered_;
 };
 
-}  // namespace verbatim::perf
+}  // namespace verbatim::ranks
