@@ -27,6 +27,28 @@ ranks::Comparison compare_schedules(const Options& options, int argc, char** arg
   return comparison;
 }
 
+// Runs each mode over the network or plugin of the command line. NCCL has no grouped receive.
+ranks::Comparison compare_modes(const Options& options, int argc, char** argv) {
+  ranks::Comparison comparison;
+  for (const Mode mode : {Mode::kPacked, options.over == Over::kNccl ? Mode::kPerTensor : Mode::kDirect, Mode::kPut}) {
+    const std::string name = mode_name(mode);
+    comparison.names.push_back(name);
+    comparison.variants.push_back({name, {"--mode=" + name, "--warmup=" + std::to_string(options.warmup)}, {}});
+  }
+  const ranks::ExcludedOptions excluded{{"--compare", "--rounds", "--json", "--mode", "--warmup"}, {}};
+  comparison.reports = ranks::run_rounds(comparison.variants, options.rounds, excluded, argc, argv);
+  return comparison;
+}
+
+// The buffers that the last run of an entry needs in addition to the weights, in MiB per rank.
+double buffers_mib(const ranks::Json& report) {
+  double bytes = 0;
+  for (const char* const buffer : {"send_bytes", "recv_bytes", "new_rows_bytes"}) {
+    bytes += report.at("memory").at(buffer).get<double>();
+  }
+  return bytes / (1024 * 1024);
+}
+
 // Runs packed and direct over the plugin of the command line, and READs of NIXL.
 ranks::Comparison compare_with_nixl(const Options& options, int argc, char** argv) {
   static_cast<void>(nixl::version(options.python));  // throws Failure before the first run
@@ -46,6 +68,7 @@ ranks::Comparison compare_with_nixl(const Options& options, int argc, char** arg
 
 ranks::Comparison compare_all(const Options& options, int argc, char** argv) {
   if (options.compare == kCompareSchedules) return compare_schedules(options, argc, argv);
+  if (options.compare == kCompareModes) return compare_modes(options, argc, argv);
   if (options.compare == nixl::kName) return compare_with_nixl(options, argc, argv);
   const auto over = options.over == Over::kNccl ? ranks::over_network : ranks::over_plugin;
   return ranks::run_comparison(options.compare, over, static_cast<std::size_t>(options.warmup), options.rounds, argc,
@@ -59,13 +82,16 @@ ranks::ExitStatus run_compare(const Options& options, int argc, char** argv) {
   const auto [names, variants, reports] = compare_all(options, argc, argv);
   const auto first_us = ranks::values_at(reports.by_variant.front(), "/iteration_us");
   std::printf("# %s, %s, %d ranks, medians of %d rounds; ratio: time of the entry over time of the first\n",
-              options.compare == nixl::kName ? "beside NIXL" : mode_name(options.mode), options.policy.c_str(),
-              options.job.size(), options.rounds);
+              options.compare == nixl::kName     ? "beside NIXL"
+              : options.compare == kCompareModes ? "modes"
+                                                 : mode_name(options.mode),
+              options.policy.c_str(), options.job.size(), options.rounds);
   const cli::Table table({{"over", -28},
                           {"all layers ms", 14, 2},
                           {"layer p50 us", 14, 1},
                           {"layer p99 us", 14, 1},
                           {"GB/s", 10, 3},
+                          {"buffers MiB", 12, 2},
                           {"counters", 10},
                           {"ratio", 8, 2}});
   table.print_titles(stdout);
@@ -77,9 +103,9 @@ ranks::ExitStatus run_compare(const Options& options, int argc, char** argv) {
     const auto p99_us = ranks::values_at(runs, "/layer_time_us/p99");
     const auto gb_s = ranks::values_at(runs, "/gb_s");
     const double ratio = ranks::median_ratio(iteration_us, first_us);
-    table.print_row(stdout,
-                    {variants[i].name, ranks::median(iteration_us) / 1000, ranks::median(p50_us), ranks::median(p99_us),
-                     ranks::median(gb_s), runs.back()["by_rank"][0]["stats"].get<std::string>(), ratio});
+    table.print_row(stdout, {variants[i].name, ranks::median(iteration_us) / 1000, ranks::median(p50_us),
+                             ranks::median(p99_us), ranks::median(gb_s), buffers_mib(runs.back()),
+                             runs.back()["by_rank"][0]["stats"].get<std::string>(), ratio});
     json.push_back({{"over", names[i]},
                     {"iteration_us", iteration_us},
                     {"layer_p50_us", p50_us},

@@ -43,7 +43,7 @@ bool has_place(const Options& options, const Input& input, const Layer& layer, c
         return send == own.sends.front() && other_row(input.workload, layer, rank, row) != row;
       });
     case Inject::kSwapReceives:
-      return own.receives.size() >= 2;
+      return options.mode != Mode::kPut && own.receives.size() >= 2;  // a put has its destination from the sender
     case Inject::kDropDuplicate:
       return std::any_of(own.rows.begin(), own.rows.end(),
                          [](const RowFill& row) { return row.how == Fill::kDuplicate; });

@@ -108,6 +108,12 @@ std::vector<Operation> Mover::address(const LayerWork& work) const {
         operation.parts = call.sends ? parts_of_rows(weights_, kWeights, row, call.tensor)
                                      : parts_of_rows(new_rows_, kNewRows, row, call.tensor);
       }
+      if (call.sends && options_.mode == Mode::kPut) {
+        for (std::size_t t = 0; t < offsets_.size(); ++t) {
+          const std::byte* const target = new_rows_.at(t, transfer.destination_row);  // all ranks have the same layout
+          operation.target_offsets.push_back(static_cast<std::size_t>(target - new_rows_.piece().data));
+        }
+      }
       operations.push_back(std::move(operation));
     }
   }

@@ -51,7 +51,7 @@ class Mover {
   const Buffers& buffers() const { return buffers_; }
 
  private:
-  enum PieceIndex : std::size_t { kWeights, kNewRows, kSend, kRecv };
+  enum PieceIndex : std::size_t { kWeights, kNewRows = kTargetPiece, kSend, kRecv };
 
   bool injects(Inject kind, const LayerWork& work) const {
     return injection_.is(kind, work.index, static_cast<std::size_t>(options_.job.rank));

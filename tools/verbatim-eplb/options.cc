@@ -5,6 +5,7 @@
 
 #include "memory/options.h"
 #include "netapi/plugin.h"
+#include "netapi/rma.h"
 #include "ranks/json.h"
 #include "workload/eplb/placement.h"
 
@@ -15,7 +16,7 @@ using ranks::ExitStatus;
 using ranks::Failure;
 
 const std::map<std::string, Mode> kModes{
-    {"per-tensor", Mode::kPerTensor}, {"packed", Mode::kPacked}, {"direct", Mode::kDirect}};
+    {"per-tensor", Mode::kPerTensor}, {"packed", Mode::kPacked}, {"direct", Mode::kDirect}, {"put", Mode::kPut}};
 // Modes that include the batched schedule.
 const std::map<std::string, Mode> kBatchedModes{{"batched", Mode::kPacked}, {"batched-per-tensor", Mode::kPerTensor}};
 const std::map<std::string, PeersAtATime> kSchedules{{"all", PeersAtATime::kAll}, {"batched", PeersAtATime::kOne}};
@@ -42,6 +43,9 @@ constexpr const char* kDescription =
     "it\n"
     "  direct              one grouped receive for each expert, with its tensors as members, into the new rows;\n"
     "                      only with --over plugin\n"
+    "  put                 a put for each tensor from where it lies into the new rows, the last of an expert with a "
+    "signal:\n"
+    "                      over the plugin's RMA table in host memory, or over NCCL's ncclPutSignal\n"
     "  batched, batched-per-tensor  the same as packed and per-tensor with --schedule batched\n\n"
     "Schedules:\n"
     "  all                 each rank exchanges experts with all its peers at the same time\n"
@@ -81,9 +85,11 @@ void check_nixl(const Options& options) {
 void check_consistency(const Options& options) {
   const auto usage_error = [](const std::string& why) { return Failure(why, ExitStatus::kUsage); };
   if (!options.json.empty() && !options.job.child && options.job.rank == 0) ranks::check_writable(options.json);
-  if (options.api_version != 0 && options.api_version < netapi::kOldestVersion) {
-    throw usage_error("--api must be 0 (the newest) or " + std::to_string(netapi::kOldestVersion) + " to " +
-                      std::to_string(netapi::kNewestVersion));
+  const bool rma = options.mode == Mode::kPut;
+  const int oldest = rma ? netapi::kOldestRmaVersion : netapi::kOldestVersion;
+  const int newest = rma ? netapi::kNewestRmaVersion : netapi::kNewestVersion;
+  if (options.api_version != 0 && (options.api_version < oldest || options.api_version > newest)) {
+    throw usage_error("--api must be 0 (the newest) or " + std::to_string(oldest) + " to " + std::to_string(newest));
   }
   if (!options.compare.empty() && !options.job.root.empty() && !options.job.child) {
     throw usage_error(
@@ -96,8 +102,16 @@ void check_consistency(const Options& options) {
   if (options.over == Over::kNccl && options.memory == memory::Kind::kCuda) {
     throw usage_error("--memory is for --over plugin: NCCL always uses GPU memory");
   }
+  const bool puts = options.mode == Mode::kPut || options.compare == kCompareModes;
+  if (puts && options.over == Over::kPlugin && options.memory == memory::Kind::kCuda) {
+    throw usage_error("--mode put over the plugin needs --memory host. Next: for GPU memory use --over nccl");
+  }
+  if (options.compare == kCompareModes && options.api_version != 0) {
+    throw usage_error("--compare modes: --api is of one table. Next: leave it out");
+  }
   if (options.over == Over::kPlugin && options.plugin.empty() &&
-      (options.compare.empty() || options.compare == kCompareSchedules || options.compare == nixl::kName)) {
+      (options.compare.empty() || options.compare == kCompareSchedules || options.compare == kCompareModes ||
+       options.compare == nixl::kName)) {
     throw usage_error("--over plugin needs --plugin");
   }
   check_nixl(options);
@@ -167,7 +181,7 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
       ->type_name("PATH");
   app.add_option("--api", options.api_version,
                  "over plugin: table version; 0 selects the newest that the plugin exports")
-      ->check(CLI::Range(0, netapi::kNewestVersion));
+      ->check(CLI::Range(0, netapi::kNewestRmaVersion));
   app.add_option("--nccl", options.nccl, "over nccl: NCCL's library, passed to dlopen")->capture_default_str();
   app.add_option("--python", options.python.path, "over nixl: a Python that has NIXL and numpy")
       ->type_name("PATH")
@@ -178,10 +192,10 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
          "maximum number of sends and receives of a rank in one group, the same at both ends; 0: one group per layer")
       ->check(CLI::Range(0, 1'000'000'000))
       ->capture_default_str();
-  cli::add_size_option(
-      app, "--chunk", options.chunk_bytes,
-      "over plugin, except direct: size of the largest message, default 128K as in NCCL; 0: the plugin's maximum");
-  app.add_option("--depth", options.depth, "over plugin: receives posted ahead per connection")
+  cli::add_size_option(app, "--chunk", options.chunk_bytes,
+                       "over plugin, except direct and put: size of the largest message, default 128K as in NCCL; 0: "
+                       "the plugin's maximum");
+  app.add_option("--depth", options.depth, "over plugin, except put: receives posted ahead per connection")
       ->check(CLI::Range(1, 32))
       ->capture_default_str();
   app.add_option("--iters", options.iterations, "how often all layers are rearranged")
@@ -206,9 +220,10 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
   app.add_flag("--plan-only", options.plan_only, "print the plan of each layer as a line of JSON, and move nothing");
   app.add_option("--compare", options.compare,
                  "run over each entry in turn and print the medians: with --over nccl networks (Verbatim,IB,Socket), "
-                 "with --over plugin paths of plugins; schedules: with each schedule; nixl: packed and direct over\n"
+                 "with --over plugin paths of plugins; schedules: with each schedule;\n"
+                 "modes: with packed, direct (over nccl per-tensor) and put; nixl: packed and direct over\n"
                  "--plugin, then READs of NIXL from where the rows are")
-      ->type_name("LIST|schedules|nixl");
+      ->type_name("LIST|schedules|modes|nixl");
   app.add_option("--rounds", options.rounds, "with --compare: number of rounds")
       ->check(CLI::Range(1, 1000))
       ->capture_default_str();

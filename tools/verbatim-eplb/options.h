@@ -17,6 +17,7 @@ enum class Mode : std::uint8_t {
   kPerTensor,  // a call for each tensor, directly from and into the rows, as in vLLM's PyNccl communicator
   kPacked,     // each expert is packed once, one call for each expert
   kDirect,     // over the plugin's table: one grouped receive for each expert
+  kPut,        // over the plugin's RMA table or NCCL's host calls for it: a put for each tensor, without receives
 };
 const char* mode_name(Mode mode);
 
@@ -76,7 +77,7 @@ struct Options {
   int watchdog_s = 60;
 
   bool plan_only = false;
-  std::string compare;  // entries, kCompareSchedules, or nixl::kName
+  std::string compare;  // entries, kCompareSchedules, kCompareModes, or nixl::kName
   int rounds = 5;
   std::string json;
   bool plugin_log = false;
@@ -85,6 +86,8 @@ struct Options {
 };
 // The value of --compare that runs each schedule in turn, instead of a list of networks or plugins.
 constexpr const char* kCompareSchedules = "schedules";
+// The value that runs modes in turn: packed, direct (over NCCL per-tensor) and put.
+constexpr const char* kCompareModes = "modes";
 
 std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const* argv);
 

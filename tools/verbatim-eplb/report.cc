@@ -176,6 +176,7 @@ Json json_of(const RankSummary& summary) {
           {"new_rows_bytes", summary.new_rows_bytes},
           {"allocated_bytes", summary.allocated_bytes},
           {"in_use_bytes", summary.in_use_bytes},
+          {"wrong_signals", summary.wrong_signals},
           {"stats", summary.stats}};
 }
 
@@ -194,6 +195,7 @@ RankSummary summary_of(const Json& json) {
   json.at("new_rows_bytes").get_to(summary.new_rows_bytes);
   json.at("allocated_bytes").get_to(summary.allocated_bytes);
   json.at("in_use_bytes").get_to(summary.in_use_bytes);
+  json.at("wrong_signals").get_to(summary.wrong_signals);
   json.at("stats").get_to(summary.stats);
   return summary;
 }

@@ -44,6 +44,7 @@ struct RankSummary {
   std::size_t new_rows_bytes = 0;
   std::size_t allocated_bytes = 0;  // by this tool, with guards
   std::size_t in_use_bytes = 0;     // increase of Memory::in_use() during the run
+  std::string wrong_signals;        // of Transport::wrong_signals()
   std::string stats;                // of compare_stats(): "equal", "absent", or the difference
 };
 ranks::Json json_of(const RankSummary& summary);

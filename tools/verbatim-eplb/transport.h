@@ -26,13 +26,18 @@ struct Part {
   std::size_t piece;  // index into the memory passed to connect()
 };
 
-// A send to or a receive from a peer. Over the plugin's table a receive of several parts is one grouped receive.
+// The piece into which --mode put puts: the new rows.
+constexpr std::size_t kTargetPiece = 1;
+
+// A send to or a receive from a peer. With --mode put a send is a put of each part, and a receive waits for a signal.
+// Over the plugin's table a receive of several parts is one grouped receive.
 struct Operation {
   bool sends;
   int peer;
   std::uint32_t expert;
   std::uint32_t tensor;  // with several parts: the first one
   std::vector<Part> parts;
+  std::vector<std::size_t> target_offsets = {};  // of a put, by part: in the peer's piece kTargetPiece
 
   std::size_t bytes() const;
   std::string to_string() const;
@@ -65,6 +70,8 @@ class Transport {
     std::uint64_t grouped_receives = 0;  // with more than one member
   };
   const Counters& counters() const { return counters_; }
+  // With --mode put, when all ranks have finished: which signal has a wrong value. Empty: none.
+  virtual std::string wrong_signals() const { return {}; }
   virtual ranks::Json describe() const = 0;
 
  protected:
@@ -73,6 +80,10 @@ class Transport {
 
 std::unique_ptr<Transport> make_plugin_transport(const Options& options, ranks::CoordinatorConnection& coordinator,
                                                  Watchdog& watchdog);
+// Both for --mode put. The first throws Failure when the plugin offers no RMA table.
+std::unique_ptr<Transport> make_rma_transport(const Options& options, ranks::CoordinatorConnection& coordinator,
+                                              Watchdog& watchdog);
+std::unique_ptr<Transport> make_nccl_put_transport(const Options& options, ranks::CoordinatorConnection& coordinator);
 // Throws Failure that names what is missing when there is no GPU, CUDA or NCCL.
 std::unique_ptr<Transport> make_nccl_transport(const Options& options, ranks::CoordinatorConnection& coordinator);
 

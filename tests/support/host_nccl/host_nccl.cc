@@ -1,13 +1,16 @@
 // The part of NCCL's interface that the tools use, between processes of one host over sockets. The sends and receives
 // of a pair of ranks match in posting order. A receive whose length differs from its send fails, and so does a transfer
-// to a rank without a connection.
+// to a rank without a connection. A put writes to the other process's memory, which both have mapped.
 //
-//   HOST_NCCL_FLIP=N  flips one bit in the data of the process's N-th receive, counted from 1
+//   HOST_NCCL_FLIP=N  flips one bit in the data of the process's N-th receive or put, counted from 1
+#include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
@@ -15,6 +18,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <deque>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -47,9 +51,23 @@ struct Peer {
   std::deque<Message> receives;
 };
 
+// Memory of ncclMemAlloc, or the signals of a communicator: another process can map it.
+struct Shared {
+  char* data = nullptr;
+  std::size_t bytes = 0;
+  UniqueFd file;
+};
+
+struct Window {
+  std::vector<char*> peers;  // where the memory of each rank is in this process
+};
+
 struct Comm {
   std::vector<Peer> peers;
   int rank = 0;
+  Shared own_signals = {};                 // by source: the signals so far
+  std::vector<char*> signals = {};         // by rank: its signals
+  std::vector<std::uint64_t> waited = {};  // by source: the signals that were waited for
 };
 
 struct Group {
@@ -57,7 +75,8 @@ struct Group {
   std::vector<Comm*> comms;
 };
 Group group;
-int received;  // receives of all comms so far
+int received;  // receives and puts of all comms so far
+std::vector<Shared> allocations;
 
 sockaddr_un address_of(const UniqueId& id, int rank, socklen_t& length) {
   sockaddr_un address{};
@@ -116,10 +135,10 @@ int transfer(int socket, Message& message, bool sends) {
   return 1;
 }
 
-void corrupt_if_requested(const Message& message) {
+void corrupt_if_requested(char* data, std::size_t bytes) {
   const char* const nth = std::getenv("HOST_NCCL_FLIP");
   if (nth == nullptr || ++received != std::atoi(nth)) return;
-  message.data[message.bytes / 2] = static_cast<char>(message.data[message.bytes / 2] ^ 4);
+  data[bytes / 2] = static_cast<char>(data[bytes / 2] ^ 4);
 }
 
 int run(Comm& comm) {
@@ -135,7 +154,7 @@ int run(Comm& comm) {
         moved = moved || result > 0;
         const Message& first = queue->front();
         if (first.done == first.header.size() + first.bytes) {
-          if (queue == &peer.receives) corrupt_if_requested(first);
+          if (queue == &peer.receives) corrupt_if_requested(first.data, first.bytes);
           queue->pop_front();
         }
         all = all && queue->empty();
@@ -154,6 +173,47 @@ int add(Comm* comm, int peer, void* data, std::size_t bytes, bool sends) {
   (sends ? to.sends : to.receives).push_back({header, static_cast<char*>(data), bytes});
   group.comms.push_back(comm);
   return kSuccess;
+}
+
+char* map_file(int file, std::size_t bytes) {
+  void* const data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+  return data == MAP_FAILED ? nullptr : static_cast<char*>(data);
+}
+
+bool allocate_shared(std::size_t bytes, Shared& shared) {
+  shared.bytes = bytes;
+  shared.file.reset(::memfd_create("host-nccl", MFD_CLOEXEC));
+  if (!shared.file || ::ftruncate(shared.file.get(), static_cast<off_t>(bytes)) != 0) return false;
+  shared.data = map_file(shared.file.get(), bytes);
+  return shared.data != nullptr;
+}
+
+// Tells all ranks of this rank's memory, and maps theirs: by rank. Collective.
+bool map_all(Comm& comm, const Shared& own, std::vector<char*>& mapped) {
+  struct Place {
+    int process;
+    int file;
+    std::size_t bytes;
+  };
+  const Place place{::getpid(), own.file.get(), own.bytes};
+  for (const Peer& peer : comm.peers) {
+    if (peer.socket && ::write(peer.socket.get(), &place, sizeof place) != sizeof place) return false;
+  }
+  mapped.assign(comm.peers.size(), own.data);
+  for (std::size_t rank = 0; rank < comm.peers.size(); ++rank) {
+    if (!comm.peers[rank].socket) continue;
+    Place other{};
+    if (::recv(comm.peers[rank].socket.get(), &other, sizeof other, MSG_WAITALL) != sizeof other) return false;
+    const std::string path = "/proc/" + std::to_string(other.process) + "/fd/" + std::to_string(other.file);
+    const UniqueFd file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+    mapped[rank] = file ? map_file(file.get(), other.bytes) : nullptr;
+    if (mapped[rank] == nullptr) return false;
+  }
+  return true;
+}
+
+std::uint64_t* signal_of(char* signals, int source) {
+  return reinterpret_cast<std::uint64_t*>(signals) + source;
 }
 
 }  // namespace
@@ -207,5 +267,62 @@ int ncclSend(const void* data, std::size_t count, int, int peer, void* comm, voi
 }
 int ncclRecv(void* data, std::size_t count, int, int peer, void* comm, void*) {
   return add(static_cast<Comm*>(comm), peer, data, count, false);
+}
+int ncclMemAlloc(void** data, std::size_t bytes) {
+  if (!allocate_shared(bytes, allocations.emplace_back())) return kSystemError;
+  *data = allocations.back().data;
+  return kSuccess;
+}
+int ncclMemFree(void* data) {
+  const auto is_at = [data](const Shared& shared) { return shared.data == data; };
+  const auto found = std::find_if(allocations.begin(), allocations.end(), is_at);
+  if (found == allocations.end()) return kInvalidUsage;
+  ::munmap(data, found->bytes);
+  allocations.erase(found);
+  return kSuccess;
+}
+// The window must be the whole of an allocation.
+int ncclCommWindowRegister(void* comm, void* data, std::size_t, void** window, int) {
+  auto& own = *static_cast<Comm*>(comm);
+  if (own.signals.empty()) {
+    own.waited.resize(own.peers.size());
+    if (!allocate_shared(own.peers.size() * sizeof(std::uint64_t), own.own_signals)) return kSystemError;
+    if (!map_all(own, own.own_signals, own.signals)) return kSystemError;
+  }
+  const auto is_at = [data](const Shared& shared) { return shared.data == data; };
+  const auto found = std::find_if(allocations.begin(), allocations.end(), is_at);
+  if (found == allocations.end()) return kInvalidUsage;
+  auto* const created = new Window;
+  *window = created;
+  return map_all(own, *found, created->peers) ? kSuccess : kSystemError;
+}
+int ncclCommWindowDeregister(void*, void* window) {
+  delete static_cast<Window*>(window);
+  return kSuccess;
+}
+int ncclPutSignal(const void* data, std::size_t count, int, int peer, void* window, std::size_t offset, int signal,
+                  int context, unsigned flags, void* comm, void*) {
+  if (signal != 0 || context != 0 || flags != 0) return kInvalidUsage;
+  auto& own = *static_cast<Comm*>(comm);
+  char* const target = static_cast<Window*>(window)->peers[static_cast<std::size_t>(peer)] + offset;
+  std::memcpy(target, data, count);
+  corrupt_if_requested(target, count);
+  __atomic_fetch_add(signal_of(own.signals[static_cast<std::size_t>(peer)], own.rank), 1, __ATOMIC_RELEASE);
+  return kSuccess;
+}
+struct WaitDescription {
+  int count;
+  int peer;
+  int signal;
+  int context;
+};
+int ncclWaitSignal(int count, WaitDescription* descriptions, void* comm, void*) {
+  auto& own = *static_cast<Comm*>(comm);
+  for (const WaitDescription& one : std::span(descriptions, static_cast<std::size_t>(count))) {
+    std::uint64_t& waited = own.waited[static_cast<std::size_t>(one.peer)];
+    waited += static_cast<std::uint64_t>(one.count);
+    while (__atomic_load_n(signal_of(own.own_signals.data, one.peer), __ATOMIC_ACQUIRE) < waited) ::usleep(20);
+  }
+  return kSuccess;
 }
 }
