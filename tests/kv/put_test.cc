@@ -81,6 +81,26 @@ TEST(PutMode, ComparedWithDirect_PrintsBoth) {
   }
 }
 
+KvRun run_puts_of_nccl(Arguments more, std::vector<std::string> environment = {}) {
+  more.insert(more.end(), {"--mode", "nccl-put", "--nccl", setting("HOST_NCCL"), "--cuda", setting("HOST_CUDA")});
+  return run_put(more, std::move(environment));
+}
+
+TEST(PutMode, ThroughNccl_IsServedAsPlanned) {
+  for (const Arguments& shape : {Arguments{"--prefill", "2", "--decode", "2"},
+                                 Arguments{"--preset", "llama-70b-tp4", "--tp-ratio", "2", "--decode", "2"}}) {
+    const KvRun run = run_puts_of_nccl(shape);
+    ASSERT_EQ(kOk, run.status) << run.output;
+    EXPECT_EQ("cuda", run.report["memory"]);
+    for (const Json& family : run.report["families"]) expect_plan(run, family["name"]);
+  }
+  const KvRun flipped = run_puts_of_nccl({}, {"HOST_NCCL_FLIP=5"});
+  EXPECT_EQ(kWrong, flipped.status) << flipped.output;
+  EXPECT_NE(std::string::npos, flipped.output.find(" instead of ")) << flipped.output;
+  const KvRun rejected = run_puts_of_nccl({"--inject", "unregistered"});
+  EXPECT_EQ(kRejected, rejected.status) << rejected.output;
+}
+
 TEST(PutMode, NoRmaTable_SaysWhatToDo) {
   const KvRun other = run_put({"--plugin", setting("SOCKET_PLUGIN")});
   EXPECT_EQ(kFailed, other.status) << other.output;

@@ -33,7 +33,8 @@ ranks::Variant over_plugin_or_nixl(const std::string& name) {
 
 ranks::Comparison run_modes(const Options& options, int argc, char** argv) {
   ranks::Comparison all;
-  for (const Mode mode : {Mode::kDirect, Mode::kPut}) {
+  const bool over_nccl = is_over_nccl(options.mode);
+  for (const Mode mode : {over_nccl ? Mode::kNccl : Mode::kDirect, over_nccl ? Mode::kNcclPut : Mode::kPut}) {
     const std::string name = mode_name(mode);
     all.names.push_back(name);
     all.variants.push_back({name, {"--mode=" + name, "--warmup=" + std::to_string(options.warmup)}, {}});
@@ -46,7 +47,7 @@ ranks::Comparison run_modes(const Options& options, int argc, char** argv) {
 ranks::Comparison run_all(const Options& options, int argc, char** argv) {
   if (options.compares_modes()) return run_modes(options, argc, argv);
   std::string list = options.compare == nixl::kName ? options.plugin + "," + nixl::kName : options.compare;
-  auto* over = options.mode == Mode::kNccl ? ranks::over_network : ranks::over_plugin;
+  auto* over = is_over_nccl(options.mode) ? ranks::over_network : ranks::over_plugin;
   if (options.compares_with_nixl()) {
     static_cast<void>(nixl::version(options.python));  // throws Failure before the first run
     over = over_plugin_or_nixl;

@@ -14,6 +14,7 @@
 #include "base/clock.h"
 #include "memory/gpu.h"
 #include "ncclapi/nccl.h"
+#include "ncclapi/nccl_puts.h"
 #include "ranks/plugin_counters.h"
 #include "ranks/progress_bar.h"
 #include "verbatim-kv/agreement.h"
@@ -27,6 +28,7 @@ namespace {
 
 using memory::Gpu;
 using ncclapi::Nccl;
+using ncclapi::NcclPuts;
 
 constexpr std::size_t kGuard = memory::GuardedBuffer::kGuardBytes;
 
@@ -50,7 +52,8 @@ struct Side {
   BlockPool pool;
   Nccl::Comm comm = nullptr;
   Gpu::Stream stream = nullptr;
-  std::byte* staging = nullptr;
+  std::byte* staging = nullptr;                                     // of --mode nccl
+  NcclPuts::Window window = nullptr;                                // of --mode nccl-put: the slab of every rank
   std::vector<FamilyDescription> peers = {};                        // by rank
   std::map<std::uint32_t, std::vector<std::uint32_t>> blocks = {};  // of the batch's requests, by request
   FamilyStats stats = {};
@@ -80,7 +83,9 @@ class NcclRank final : public ranks::Rank {
         batches_(make_batches(options_, requests_, layout_)),
         gpu_(options_.cuda, options_.job.rank),
         slab_stream_(gpu_.make_stream()),
-        nccl_(options_.nccl) {}
+        nccl_(options_.nccl) {
+    if (options.mode == Mode::kNcclPut) puts_.emplace(options.nccl);
+  }
 
   ExitStatus run() override {
     agree(coordinator_, options_, requests_);
@@ -95,7 +100,7 @@ class NcclRank final : public ranks::Rank {
                std::to_string(done) + " of " + std::to_string(requests_.size()) + " requests");
     }
     bar.clear();
-    for (Side& side : sides_) nccl_.destroy(side.comm);
+    close();
     return report();
   }
 
@@ -106,7 +111,7 @@ class NcclRank final : public ranks::Rank {
     const Interval slab = memory_.intervals().all().front();
     host_ = reinterpret_cast<std::byte*>(slab.begin) - kGuard;
     bytes_ = slab.end - slab.begin + 2 * kGuard;
-    device_ = gpu_.allocate(bytes_);
+    device_ = puts_ ? puts_->allocate(bytes_) : gpu_.allocate(bytes_);
     sides_.reserve(layout_.families.size());
     for (std::size_t i = 0; i < layout_.families.size(); ++i) {
       const Family& family = layout_.families[i];
@@ -118,13 +123,25 @@ class NcclRank final : public ranks::Rank {
       id = coordinator_.all_gather_values(id).front();
       side.comm = nccl_.init(options_.job.nranks, id, options_.job.rank);
       side.stream = gpu_.make_stream();
-      side.staging = gpu_.allocate(staging_bytes(family.geometry));
+      if (puts_) {
+        side.window = puts_->add_window(side.comm, device_, bytes_);
+      } else {
+        side.staging = gpu_.allocate(staging_bytes(family.geometry));
+      }
       side.stats.connections = 1;
       std::vector<std::uint32_t> all(family.num_blocks);
       std::iota(all.begin(), all.end(), 0U);
       if (options_.check) side.contents.set_canaries(all);
     }
     if (options_.check) gpu_.upload(device_, host_, bytes_, slab_stream_);
+  }
+
+  void close() {
+    for (Side& side : sides_) {
+      if (puts_) puts_->remove_window(side.comm, side.window);
+      nccl_.destroy(side.comm);
+    }
+    if (puts_) puts_->free(device_);
   }
 
   // The staging bytes that the largest batch needs on this rank.
@@ -307,6 +324,7 @@ class NcclRank final : public ranks::Rank {
   }
 
   void post(Side& side, std::vector<Part>& parts) {
+    if (puts_) return put(side, parts);
     const Geometry& geometry = side.family.geometry;
     std::size_t next = 0;
     for (Part& part : parts) {
@@ -326,6 +344,27 @@ class NcclRank final : public ranks::Rank {
     nccl_.group_end();
     if (is_prefill_) return;
     for (const Part& part : parts) copy(side, part);
+  }
+
+  // Puts each block to its place in the decode rank's slab. The decode side waits for a signal for each block.
+  void put(Side& side, const std::vector<Part>& parts) {
+    const Geometry& geometry = side.family.geometry;
+    std::map<int, int> wanted;  // signals, by rank
+    for (const Part& part : parts) {
+      const FamilyDescription& peer = side.peers[static_cast<std::size_t>(part.peer)];
+      const std::size_t count = blocks_of(geometry, part);
+      for (std::size_t message = 0; is_prefill_ && message < count; ++message) {
+        const MessagePosition place = position_of(geometry, part.destination.blocks.size(), message);
+        const std::uint64_t target =
+            peer.family.address(place.layer, place.entry, part.destination.blocks[place.position]);
+        puts_->put_signal(on_device(piece_of(side, part, message)), geometry.part_bytes(), part.peer, side.window,
+                          target - peer.memory.all().front().begin + kGuard, side.comm, side.stream);
+      }
+      if (!is_prefill_) wanted[part.peer] += static_cast<int>(count);
+    }
+    std::vector<NcclPuts::Signals> signals;
+    for (const auto& [rank, count] : wanted) signals.push_back({count, rank});
+    puts_->wait(signals, side.comm, side.stream);
   }
 
   // Copies between the part's blocks and the staging buffer.
@@ -350,15 +389,16 @@ class NcclRank final : public ranks::Rank {
     if (timed) stats.timed_ns += elapsed_ns;
     for (const Part& part : parts) {
       const std::size_t bytes = bytes_of(side.family.geometry, part);
+      const std::size_t messages = puts_ ? blocks_of(side.family.geometry, part) : 1;
       if (is_prefill_) {
-        ++stats.sent_messages;
+        stats.sent_messages += messages;
         stats.sent_bytes += bytes;
       } else {
-        ++stats.received_messages;
+        stats.received_messages += messages;
         stats.received_bytes += bytes;
         if (!timed) continue;
         stats.latencies_ns.push_back(elapsed_ns);
-        ++stats.timed_messages;
+        stats.timed_messages += messages;
         stats.timed_bytes += bytes;
       }
     }
@@ -443,11 +483,13 @@ class NcclRank final : public ranks::Rank {
                        environment("NCCL_NET_PLUGIN") + "; " + gpu_.describe() + ")";
     report.longest_blocks = layout_.longest_blocks;
     report.families = layout_.reports;
-    for (FamilyReport& family : report.families) family.plan.messages = family.plan.requests;
+    for (FamilyReport& family : report.families) {
+      if (!puts_) family.plan.messages = family.plan.requests;
+    }
     std::vector<const FamilyStats*> stats;
     for (const Side& side : sides_) stats.push_back(&side.stats);
     report.add_all_ranks(coordinator_, {.bytes = bytes_, .allocations = 1, .damage = memory_.damage()},
-                         counters_.text(), stats);
+                         puts_ ? std::nullopt : counters_.text(), stats);
     if (options_.job.rank == 0) {
       print(stdout, report);
       if (!options_.json.empty()) write(report, options_.json);
@@ -463,8 +505,11 @@ class NcclRank final : public ranks::Rank {
     return {request.id, request.hit_blocks(geometry.block_tokens),
             is_prefill_ ? 0 : geometry.part_offset(index_ % geometry.tp_ratio), side.blocks.at(request.id)};
   }
+  static std::size_t blocks_of(const Geometry& geometry, const Part& part) {  // of all layers and entries
+    return part.source.blocks.size() * geometry.layers * geometry.entries;
+  }
   static std::size_t bytes_of(const Geometry& geometry, const Part& part) {
-    return part.source.blocks.size() * geometry.layers * geometry.entries * geometry.part_bytes();
+    return blocks_of(geometry, part) * geometry.part_bytes();
   }
   std::byte* piece_of(const Side& side, const Part& part, std::size_t message) const {
     const Geometry& geometry = side.family.geometry;
@@ -496,6 +541,7 @@ class NcclRank final : public ranks::Rank {
   Gpu gpu_;
   const Gpu::Stream slab_stream_;  // copies the whole slab while the streams of the families are idle
   const Nccl nccl_;
+  std::optional<NcclPuts> puts_;  // of --mode nccl-put
   std::byte* host_ = nullptr;
   std::size_t bytes_ = 0;
   std::byte* device_ = nullptr;

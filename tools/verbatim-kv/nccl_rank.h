@@ -1,5 +1,6 @@
-// One rank of a run through NCCL (--mode nccl). The caches are on a GPU, and there is one communicator per family. Each
-// request is gathered, sent as one message and scattered.
+// One rank of a run through NCCL (--mode nccl, nccl-put). The caches are on a GPU, and there is one communicator per
+// family. Each request is gathered, sent as one message and scattered; or each of its blocks is put from where it lies
+// to its destination, without a kernel.
 #pragma once
 
 #include <memory>

@@ -20,8 +20,11 @@ namespace {
 const std::map<std::string, Allocations> kAllocations{
     {"slab", Allocations::kSlab}, {"family", Allocations::kFamily}, {"layer", Allocations::kLayer}};
 
-const std::map<std::string, Mode> kModes{
-    {"direct", Mode::kDirect}, {"nccl", Mode::kNccl}, {"nixl", Mode::kNixl}, {"put", Mode::kPut}};
+const std::map<std::string, Mode> kModes{{"direct", Mode::kDirect},
+                                         {"nccl", Mode::kNccl},
+                                         {"nixl", Mode::kNixl},
+                                         {"put", Mode::kPut},
+                                         {"nccl-put", Mode::kNcclPut}};
 
 constexpr const char* kDescription =
     "Moves KV caches from prefill to decode ranks over an NCCL net plugin, in host or GPU memory, as a disaggregated\n"
@@ -52,7 +55,7 @@ void check_put(const Options& options) {
   if (options.idle) throw usage_error("--idle needs --mode direct");
   if (!options.compares_modes()) return;
   if (options.mode != Mode::kDirect && options.mode != Mode::kPut) {
-    throw usage_error("--compare modes runs --mode direct and put. Next: leave out --mode");
+    throw usage_error("--compare modes runs direct and put, or with --mode nccl also nccl-put. Next: leave out --mode");
   }
   if (options.plugin.empty()) throw usage_error("--compare modes needs --plugin");
   if (options.api_version != 0) throw usage_error("--compare modes: --api is of one table. Next: leave it out");
@@ -60,19 +63,19 @@ void check_put(const Options& options) {
 
 void check_mode(const Options& options, const std::vector<std::string>& faults) {
   const bool has_root = !options.job.root.empty();
-  if (options.mode == Mode::kNccl && options.memory == memory::Kind::kCuda) {
+  if (is_over_nccl(options.mode) && options.memory == memory::Kind::kCuda) {
     throw usage_error("--memory is for --mode direct: NCCL always uses GPU memory");
   }
-  if (options.mode == Mode::kNccl && options.allocations != Allocations::kSlab) {
-    throw usage_error("--mode nccl needs --allocations slab");
+  if (is_over_nccl(options.mode) && options.allocations != Allocations::kSlab) {
+    throw usage_error("over NCCL --allocations must be slab");
   }
-  if (options.mode == Mode::kPut || options.compares_modes()) check_put(options);
+  if (options.mode == Mode::kPut || (options.compares_modes() && !is_over_nccl(options.mode))) check_put(options);
   const bool with_nixl = options.mode == Mode::kNixl || options.compares_with_nixl();
   if (!with_nixl) return;
   if (has_root) throw usage_error("NIXL's ranks are started by this program: leave out --root and the launcher");
   if (options.memory == memory::Kind::kCuda) throw usage_error("--memory cuda is not possible with NIXL: see --mode");
   if (options.idle) throw usage_error("--idle needs --mode direct");
-  if (options.mode == Mode::kNccl) throw usage_error("--compare nixl needs --mode direct");
+  if (is_over_nccl(options.mode)) throw usage_error("--compare nixl needs --mode direct");
   if (options.compares_with_nixl() && !faults.empty()) {
     throw usage_error("--compare nixl sets --inject itself, in a run after the timed ones");
   }
@@ -177,8 +180,7 @@ void finish(Options& options, const Given& given, const OptionTexts& texts) {
         if (options.mode == Mode::kPut && fault.kind != FaultKind::kInvalidList && fault.kind != FaultKind::kGeometry) {
           throw usage_error("--inject " + text + ": not possible with --mode put, which has no fallback stages");
         }
-        if (options.mode == Mode::kNccl && fault.kind != FaultKind::kInvalidList &&
-            fault.kind != FaultKind::kGeometry) {
+        if (is_over_nccl(options.mode) && fault.kind != FaultKind::kInvalidList && fault.kind != FaultKind::kGeometry) {
           throw usage_error("--inject " + text + ": not possible over NCCL, whose connections cannot be replaced");
         }
         options.faults.push_back(fault);
@@ -209,7 +211,8 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
                  "direct: over the plugin's table, one message per block; nccl: through NCCL, on GPUs; nixl: through "
                  "NIXL\nwith its UCX backend, in host memory, by Python processes; put: over the plugin's RMA table, "
                  "in host memory, a\n"
-                 "put for each block, the last of a request with the signal that they have arrived")
+                 "put for each block, the last of a request with the signal that they have arrived; nccl-put: the same "
+                 "by\nNCCL's ncclPutSignal, on GPUs")
       ->check(CLI::IsMember(kModes))
       ->take_last()
       ->capture_default_str();
@@ -307,7 +310,7 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
          "run over each entry in turn and print the medians: with --mode nccl networks (Verbatim,IB,Socket), "
          "otherwise paths of plugins, and nixl;\n"
          "with nixl also what each does with invalid lists of the second family; nixl alone: --plugin, then NIXL;\n"
-         "modes: --mode direct, then put, over --plugin")
+         "modes: --mode direct, then put, over --plugin, or with --mode nccl, then nccl-put")
       ->type_name("LIST|modes|nixl");
   app.add_flag("--isolation", options.isolation,
                "run in rounds LF with an idle KV, both, and both with LF's connection killed; print how the families\n"

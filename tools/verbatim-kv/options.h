@@ -23,8 +23,12 @@ using ranks::Failure;
 
 // kDirect: over the plugin's table, one message per block. kNccl: through NCCL, one message per request. kNixl: through
 // NIXL, one transfer per request, whose pieces are blocks. kPut: over the plugin's RMA table, one put per block.
-enum class Mode : std::uint8_t { kDirect, kNccl, kNixl, kPut };
+// kNcclPut: the same by NCCL's host calls, on GPUs.
+enum class Mode : std::uint8_t { kDirect, kNccl, kNixl, kPut, kNcclPut };
 const char* mode_name(Mode mode);
+inline bool is_over_nccl(Mode mode) {
+  return mode == Mode::kNccl || mode == Mode::kNcclPut;
+}
 const char* allocations_name(Allocations allocations);
 
 // The value of --compare that runs --mode direct and then --mode put over --plugin, instead of a list.

@@ -203,7 +203,7 @@ class DirectRank final : public ranks::Rank {
 }  // namespace
 
 std::unique_ptr<ranks::Rank> make_rank(const Options& options, ranks::CoordinatorConnection& coordinator) {
-  if (options.mode == Mode::kNccl) return make_nccl_rank(options, coordinator);
+  if (is_over_nccl(options.mode)) return make_nccl_rank(options, coordinator);
   if (options.mode == Mode::kPut) return make_put_rank(options, coordinator);
   return std::make_unique<DirectRank>(options, coordinator);
 }

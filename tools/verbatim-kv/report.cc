@@ -172,8 +172,9 @@ void print(std::FILE* out, const Report& report) {
                options.preset.c_str(), options.scale, options.prefills, options.decodes, options.tp_ratio);
   std::fprintf(out, "# requests of up to %llu blocks, %zu in flight per decode rank; fragmentation %g; %s\n",
                static_cast<unsigned long long>(report.longest_blocks), options.concurrency, options.fragmentation,
-               options.mode == Mode::kPut ? "a put for each block, the last one with the signal"
-                                          : ("receives of up to " + std::to_string(report.group)).c_str());
+               options.mode == Mode::kPut       ? "a put for each block, the last one with the signal"
+               : options.mode == Mode::kNcclPut ? "a put with a signal for each block"
+                                                : ("receives of up to " + std::to_string(report.group)).c_str());
   std::fprintf(out, "# memory of rank 0: %s\n", report.memory_of_rank_0.c_str());
   if (options.warmup > 0) std::fprintf(out, "# the first %zu requests are warm-up and not timed\n", options.warmup);
   std::uint64_t bytes = 0;
@@ -228,7 +229,7 @@ void write(const Report& report, const std::string& path) {
   const Options& options = report.options;
   Json json{{"over", report.transport},
             {"mode", mode_name(options.mode)},
-            {"memory", options.mode == Mode::kNccl ? "cuda" : memory::kind_name(options.memory)},
+            {"memory", is_over_nccl(options.mode) ? "cuda" : memory::kind_name(options.memory)},
             {"memory_of_rank_0", report.memory_of_rank_0},
             {"preset", options.preset},
             {"scale", options.scale},
