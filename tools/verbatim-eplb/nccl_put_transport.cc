@@ -70,9 +70,11 @@ class NcclPutTransport final : public Transport {
     }
   }
 
-  // All puts are queued before the wait, so that no rank waits for one that waits for it.
+  // NCCL starts all puts of a group at once; without a group each one would wait for the end of the one before. They
+  // are queued before the wait, so that no rank waits for one that waits for it.
   void run_group(std::span<const Operation> operations, std::size_t) override {
     std::vector<int> wanted(counters_.received.size());  // signals, by peer: each put has one
+    nccl_.group_start();
     for (const Operation& operation : operations) {
       const auto peer = static_cast<std::size_t>(operation.peer);
       for (std::size_t i = 0; i < operation.parts.size(); ++i) {
@@ -89,6 +91,7 @@ class NcclPutTransport final : public Transport {
       (operation.sends ? counters_.sent : counters_.received)[peer] += operation.bytes();
       ++counters_.operations;
     }
+    nccl_.group_end();
     std::vector<NcclPuts::Signals> signals;
     for (std::size_t peer = 0; peer < wanted.size(); ++peer) {
       if (wanted[peer] > 0) signals.push_back({wanted[peer], static_cast<int>(peer)});

@@ -346,10 +346,12 @@ class NcclRank final : public ranks::Rank {
     for (const Part& part : parts) copy(side, part);
   }
 
-  // Puts each block to its place in the decode rank's slab. The decode side waits for a signal for each block.
+  // Puts each block to its place in the decode rank's slab. The decode side waits for a signal for each block. NCCL
+  // starts all puts of a group at once; without a group each one would wait for the end of the one before.
   void put(Side& side, const std::vector<Part>& parts) {
     const Geometry& geometry = side.family.geometry;
     std::map<int, int> wanted;  // signals, by rank
+    nccl_.group_start();
     for (const Part& part : parts) {
       const FamilyDescription& peer = side.peers[static_cast<std::size_t>(part.peer)];
       const std::size_t count = blocks_of(geometry, part);
@@ -362,6 +364,7 @@ class NcclRank final : public ranks::Rank {
       }
       if (!is_prefill_) wanted[part.peer] += static_cast<int>(count);
     }
+    nccl_.group_end();
     std::vector<NcclPuts::Signals> signals;
     for (const auto& [rank, count] : wanted) signals.push_back({count, rank});
     puts_->wait(signals, side.comm, side.stream);
