@@ -11,7 +11,8 @@ struct TickBase {
   double fixed_ns_per_tick = 0;  // 0: not known yet
 };
 
-constexpr std::uint64_t kFixedAfterNs = kNanosecondsPerSecond;
+// With readings of at most a microsecond the scale is exact to a ten-thousandth then.
+constexpr std::uint64_t kFixedAfterNs = 20 * kNanosecondsPerMillisecond;
 // Between two readings of the clock; with an interruption it is more.
 constexpr std::uint64_t kUsualReadNs = 1000;
 constexpr int kMaxReads = 10;

@@ -27,7 +27,7 @@ inline std::uint64_t read_ticks() {
 #endif
 }
 
-// The length of a tick, by what has passed since begin_tick_scale(). It is the same for ever once a second has passed,
+// The length of a tick, by what has passed since begin_tick_scale(). It is the same for ever once 20 ms have passed,
 // so that two readings of a histogram have the same buckets.
 class TickScale {
  public:
