@@ -114,9 +114,8 @@ void CollComm::destroy_contexts(ContextSet& set) {
   if (!set.finish(monotonic_ns() + close_timeout_ns())) {
     if (!failures_.has_failed()) {
       VERBATIM_WARN(
-          "rank %u on %s: puts or gets of RMA contexts that NCCL destroys have not completed after %u ms; they are "
-          "given "
-          "up. Next: look at the ranks that do not answer",
+          "rank %u on %s: puts or gets of RMA contexts that NCCL destroys have not completed after %u ms "
+          "(VERBATIM_CLOSE_TIMEOUT_MS); they are given up. Next: look at the ranks that do not answer",
           ranks_.rank(), settings_.host_name.c_str(), settings_.config.close_timeout_ms);
     }
     set.abort();

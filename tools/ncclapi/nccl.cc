@@ -1,13 +1,6 @@
 #include "ncclapi/nccl.h"
 
 namespace verbatim::ncclapi {
-namespace {
-
-constexpr int kNcclSuccess = 0;
-constexpr int kInProgress = 7;
-constexpr int kUint8 = 1;
-
-}  // namespace
 
 Nccl::Functions::Functions(const std::string& library) : from(library) {
   from.find("ncclGetVersion", version);
@@ -54,17 +47,17 @@ void Nccl::group_end() const {
 }
 
 void Nccl::send(const std::byte* data, std::size_t bytes, int peer, Comm comm, memory::Gpu::Stream stream) const {
-  check(nccl_.send(data, bytes, kUint8, peer, comm, stream), "ncclSend");
+  check(nccl_.send(data, bytes, kNcclUint8, peer, comm, stream), "ncclSend");
 }
 
 void Nccl::recv(std::byte* data, std::size_t bytes, int peer, Comm comm, memory::Gpu::Stream stream) const {
-  check(nccl_.recv(data, bytes, kUint8, peer, comm, stream), "ncclRecv");
+  check(nccl_.recv(data, bytes, kNcclUint8, peer, comm, stream), "ncclRecv");
 }
 
 void Nccl::check_async(Comm comm) const {
   Result error = kNcclSuccess;
   check(nccl_.async_error(comm, &error), "ncclCommGetAsyncError");
-  if (error != kInProgress) check(error, "asynchronous error of the communicator");
+  if (error != kNcclInProgress) check(error, "asynchronous error of the communicator");
 }
 
 void Nccl::check(Result result, const char* what) const {

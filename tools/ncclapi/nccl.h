@@ -9,6 +9,11 @@
 
 namespace verbatim::ncclapi {
 
+// Of NCCL's public interface.
+inline constexpr int kNcclSuccess = 0;
+inline constexpr int kNcclInProgress = 7;
+inline constexpr int kNcclUint8 = 1;
+
 // Failures throw ranks::Failure. Used by one thread.
 class Nccl {
  public:

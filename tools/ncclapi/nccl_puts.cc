@@ -3,9 +3,6 @@
 namespace verbatim::ncclapi {
 namespace {
 
-constexpr int kPutSuccess = 0;
-constexpr int kPutInProgress = 7;
-constexpr int kPutUint8 = 1;
 constexpr int kSymmetricWindow = 1;
 // NCCL 2.30 accepts only these.
 constexpr int kSignal = 0;
@@ -55,7 +52,7 @@ void NcclPuts::remove_window(Nccl::Comm comm, Window window) const {
 
 void NcclPuts::put_signal(const std::byte* data, std::size_t bytes, int peer, Window window, std::size_t offset,
                           Nccl::Comm comm, memory::Gpu::Stream stream) const {
-  check(nccl_.put_signal(data, bytes, kPutUint8, peer, window, offset, kSignal, kContext, kFlags, comm, stream),
+  check(nccl_.put_signal(data, bytes, kNcclUint8, peer, window, offset, kSignal, kContext, kFlags, comm, stream),
         "ncclPutSignal");
 }
 
@@ -67,7 +64,7 @@ void NcclPuts::wait(const std::vector<Signals>& signals, Nccl::Comm comm, memory
 }
 
 void NcclPuts::check(Result result, const char* what) const {
-  if (result == kPutSuccess || result == kPutInProgress) return;
+  if (result == kNcclSuccess || result == kNcclInProgress) return;
   throw ranks::Failure(std::string(what) + ": " + nccl_.error_string(result) +
                        ". Next: NCCL_DEBUG=INFO prints why; NCCL 2.30 needs cuMem and a net plugin with an RMA table");
 }

@@ -3,8 +3,6 @@
 // run time.
 #include <sched.h>
 
-#include <cstdlib>
-
 #include "memory/cuda_memory.h"
 #include "ncclapi/nccl.h"
 #include "ncclapi/nccl_puts.h"
@@ -112,17 +110,7 @@ class NcclPutTransport final : public Transport {
     nccl_.destroy(comm_);
   }
 
-  ranks::Json describe() const override {
-    const auto setting = [](const char* name) {
-      const char* const value = std::getenv(name);
-      return std::string(value == nullptr ? "" : value);
-    };
-    return {{"over", "nccl"},
-            {"version", nccl_.version()},
-            {"net", setting("NCCL_NET")},
-            {"net_plugin", setting("NCCL_NET_PLUGIN")},
-            {"memory", memory_.describe()}};
-  }
+  ranks::Json describe() const override { return describe_nccl(nccl_.version(), memory_); }
 
  private:
   const Options& options_;

@@ -1,8 +1,6 @@
 // Runs operations as NCCL's point-to-point calls, in GPU memory. NCCL and CUDA are opened at run time.
 #include <sched.h>
 
-#include <cstdlib>
-
 #include "memory/cuda_memory.h"
 #include "ncclapi/nccl.h"
 #include "verbatim-eplb/transport.h"
@@ -63,20 +61,9 @@ class NcclTransport final : public Transport {
     if (comm_ != nullptr) nccl_.destroy(comm_);
   }
 
-  ranks::Json describe() const override {
-    return {{"over", "nccl"},
-            {"version", nccl_.version()},
-            {"net", setting("NCCL_NET")},
-            {"net_plugin", setting("NCCL_NET_PLUGIN")},
-            {"memory", memory_.describe()}};
-  }
+  ranks::Json describe() const override { return describe_nccl(nccl_.version(), memory_); }
 
  private:
-  static std::string setting(const char* name) {
-    const char* const value = std::getenv(name);
-    return value == nullptr ? "" : value;
-  }
-
   const Options& options_;
   ranks::CoordinatorConnection& coordinator_;
   CudaMemory memory_;

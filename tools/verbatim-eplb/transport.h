@@ -84,6 +84,8 @@ std::unique_ptr<Transport> make_plugin_transport(const Options& options, ranks::
 std::unique_ptr<Transport> make_rma_transport(const Options& options, ranks::CoordinatorConnection& coordinator,
                                               Watchdog& watchdog);
 std::unique_ptr<Transport> make_nccl_put_transport(const Options& options, ranks::CoordinatorConnection& coordinator);
+// What describe() says of a transport over NCCL.
+ranks::Json describe_nccl(const std::string& version, const memory::Memory& memory);
 // Throws Failure that names what is missing when there is no GPU, CUDA or NCCL.
 std::unique_ptr<Transport> make_nccl_transport(const Options& options, ranks::CoordinatorConnection& coordinator);
 

@@ -335,5 +335,24 @@ TEST_F(StallDetectorTest, CtsEntryIsLost_IsAskedForAgainAndAgain) {
   }
 }
 
+TEST_F(StallDetectorTest, CtsEntryIsLostForLong_SuspicionDelaysNeitherLineNorEnd) {
+  suspect_ns_ = 1 * kSecond;
+  settings_ = {.warn_ns = 4 * kSecond, .fail_ns = 10 * kSecond};
+  std::vector<Action> seen;
+  for (int i = 0; i < 13; ++i) {
+    Action action = check(receiver(8, 1));
+    if (action == Action::kQuery) {
+      ASSERT_TRUE(reply(sender(7, 0, ConnectionStatus::kSendRefused)));
+      continue;
+    }
+    if (action != Action::kNone) seen.push_back(action);
+    if (action == Action::kFail) break;
+  }
+  ASSERT_GE(seen.size(), 3U);
+  EXPECT_EQ(seen.front(), Action::kSuspectCts);
+  EXPECT_EQ(std::count(seen.begin(), seen.end(), Action::kReport), 1);
+  EXPECT_EQ(seen.back(), Action::kFail);
+}
+
 }  // namespace
 }  // namespace verbatim
