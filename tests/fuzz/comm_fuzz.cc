@@ -190,13 +190,17 @@ class Connection {
     wire::CtsEntry entry;
     std::memcpy(&entry, ring_ + index * sizeof entry, sizeof entry);
     const auto fields = input.get<std::uint8_t>();
-    if ((fields & 1) != 0) entry.head.address = input.get<std::uint64_t>();
-    if ((fields & 2) != 0) entry.head.address = reinterpret_cast<std::uint64_t>(g_target.data());
-    if ((fields & 4) != 0) entry.head.size = input.get<std::uint64_t>();
-    if ((fields & 8) != 0) entry.head.tag = input.get<std::uint8_t>() & 3;
-    if ((fields & 16) != 0) entry.head.group_size = input.get<std::uint8_t>();
-    if ((fields & 32) != 0) entry.head.flags = static_cast<wire::CtsFlags>(input.get<std::uint8_t>());
-    if ((fields & 64) != 0) entry.rkey = target_->rkey[0];
+    if ((fields & 1) != 0) entry.address = input.get<std::uint64_t>();
+    if ((fields & 2) != 0) entry.address = reinterpret_cast<std::uint64_t>(g_target.data());
+    std::uint64_t bytes = entry.size.bytes();
+    std::uint32_t group_size = entry.size.group_size();
+    wire::CtsFlags flags = entry.size.flags();
+    if ((fields & 4) != 0) bytes = input.get<std::uint64_t>();
+    if ((fields & 8) != 0) entry.tag = input.get<std::uint8_t>() & 3;
+    if ((fields & 16) != 0) group_size = input.get<std::uint8_t>();
+    if ((fields & 32) != 0) flags = static_cast<wire::CtsFlags>(input.get<std::uint8_t>());
+    entry.size = {bytes, wire::CtsSize::of_group(group_size, flags)};
+    if ((fields & 64) != 0) entry.rkey[0] = target_->rkey[0];
     if ((fields & 128) != 0) entry.ready = static_cast<std::uint32_t>(index + 1);
     std::memcpy(ring_ + index * sizeof entry, &entry, sizeof entry);
   }

@@ -228,9 +228,9 @@ struct SentPart {
 // immediate.
 class LaneLog {
  public:
-  static constexpr std::uint32_t kSize = 256;  // as many groups can be outstanding
+  static constexpr std::uint32_t kSize = 128;  // the depth of a send queue where there are several lanes
 
-  bool full() const { return posted_ - completed_ == kSize; }
+  bool full() const { return posted_ - completed_ >= kSize; }
   // The QP is a new one.
   void restart() {
     posted_ = completed_ = 0;

@@ -21,6 +21,26 @@ constexpr std::uint32_t kCtsQueueDepth = 128;
 constexpr std::uint32_t kCtsSignalInterval = 32;
 constexpr std::uint32_t kCtsInlineBytes = 2 * sizeof(wire::CtsEntry);
 
+// Whether a CTS entry can hold the size of a buffer.
+template <typename Size>
+constexpr bool fits_entry(Size bytes) {
+  if constexpr (std::is_signed_v<Size>) {
+    return bytes >= 0;
+  } else {
+    return bytes <= wire::CtsSize::kMaxBytes;
+  }
+}
+
+template <typename Entry>
+void write_entry(Entry& entry, std::uint32_t member, void* data, std::uint64_t bytes, int tag, wire::CtsSize group,
+                 const MemoryKeys& memory) {
+  entry.address = reinterpret_cast<std::uint64_t>(data);
+  entry.size = {bytes, group};
+  entry.tag = static_cast<std::uint32_t>(tag);
+  std::memcpy(entry.rkey, memory.rkey, sizeof entry.rkey);
+  entry.ready = member + 1;
+}
+
 constexpr std::size_t kFlushTargetBytes = sizeof(std::uint64_t);
 
 constexpr std::uint32_t kFirstReceiveTarget = 32;
@@ -239,26 +259,6 @@ ErrorKind RecvComm::reject_group_size(int n) const noexcept {
   return ErrorKind::kArgument;
 }
 
-inline void RecvComm::write_entry(std::byte* entry_address, bool wide, std::uint32_t member, void* data,
-                                  std::uint64_t bytes, int tag, std::uint8_t group_size, wire::CtsFlags flags,
-                                  const MemoryKeys& memory) {
-  auto& head = *reinterpret_cast<wire::CtsHead*>(entry_address);
-  head.address = reinterpret_cast<std::uint64_t>(data);
-  head.size = bytes;
-  head.tag = static_cast<std::uint32_t>(tag);
-  head.group_size = group_size;
-  head.flags = flags;
-  if (!wide) {
-    auto& out = *reinterpret_cast<wire::CtsEntry*>(entry_address);
-    out.rkey = memory.rkey[0];
-    out.ready = member + 1;
-    return;
-  }
-  auto& out = *reinterpret_cast<wire::CtsWideEntry*>(entry_address);
-  std::copy(std::begin(memory.rkey), std::end(memory.rkey), std::begin(out.rkey));
-  out.ready = member + 1;
-}
-
 // Posts the CTS of the group whose entries have been written at `entry_address`. If it were not inlined, a receive
 // alone would take 117 instructions instead of 104.
 template <bool kTimed>
@@ -302,7 +302,7 @@ template <bool kTimed, typename Size>
 [[gnu::always_inline]] inline ErrorKind RecvComm::receive(int n, void* const* data, const Size* sizes, const int* tags,
                                                           void* const* handles, void** out) noexcept {
   begin_call();
-  if (n == 1 && handles[0] != nullptr && sizes[0] >= 0 && failure_state_.acquire_flags() == 0 &&
+  if (n == 1 && handles[0] != nullptr && fits_entry(sizes[0]) && failure_state_.acquire_flags() == 0 &&
       members_allowed_ != 0 && (std::is_signed_v<Size> || *out != kOptionalCompletion)) {
     return receive_single<kTimed>(data[0], static_cast<std::uint64_t>(sizes[0]), tags[0],
                                   *static_cast<const MemoryHandle*>(handles[0]), out);
@@ -353,7 +353,14 @@ ErrorKind RecvComm::receive_single(void* data, std::uint64_t bytes, int tag, con
   std::byte* const entry_address = entry(index);
   posted_[index] = bytes;
   ++counts_.groups[0];
-  write_entry(entry_address, wide_entries_, next_member_, data, bytes, tag, 1, wire::CtsFlags::kNone, memory);
+  const auto write = [&](auto* entry) {
+    write_entry(*entry, next_member_, data, bytes, tag, wire::kSingleReceive, memory);
+  };
+  if (wide_entries_) {
+    write(reinterpret_cast<wire::CtsWideEntry*>(entry_address));
+  } else {
+    write(reinterpret_cast<wire::CtsEntry*>(entry_address));
+  }
   post_group<kTimed>(entry_address, 1, false, out);
   in_call_.publish(false);
   return ErrorKind::kNone;
@@ -379,23 +386,27 @@ ErrorKind RecvComm::receive_group(int n, void* const* data, const Size* sizes, c
   const std::uint32_t first = next_member_;
   const std::uint32_t index = wire::ring_index(first);
   std::byte* const entry_address = entry(index);
-  const wire::CtsFlags flags = optional_completion ? wire::CtsFlags::kOptionalCompletion : wire::CtsFlags::kNone;
-  const bool wide = wide_entries_;
-  const std::size_t entry_bytes = entry_bytes_;
+  const wire::CtsSize group = wire::CtsSize::of_group(
+      group_size, optional_completion ? wire::CtsFlags::kOptionalCompletion : wire::CtsFlags::kNone);
   std::uint64_t* posted = &posted_[index];
-  std::byte* at = entry_address;
-  for (std::uint32_t i = 0; i < group_size; ++i, at += entry_bytes) {
-    const MemoryKeys* memory = static_cast<const MemoryHandle*>(handles[i]);
-    const Size size = sizes[i];
-    if (memory == nullptr) {
-      if (size != 0) return reject_buffer();
-      memory = &kNoMemory;
+  const auto write = [&](auto* entries) {
+    Size all_sizes = 0;  // by OR: one that does not fit shows
+    for (std::uint32_t i = 0; i < group_size; ++i) {
+      const MemoryKeys* memory = static_cast<const MemoryHandle*>(handles[i]);
+      const Size size = sizes[i];
+      if (memory == nullptr) {
+        if (size != 0) return false;
+        memory = &kNoMemory;
+      }
+      all_sizes |= size;
+      posted[i] = static_cast<std::uint64_t>(size);
+      write_entry(entries[i], first + i, data[i], static_cast<std::uint64_t>(size), tags[i], group, *memory);
     }
-    if (size < 0) return reject_buffer();
-    posted[i] = static_cast<std::uint64_t>(size);
-    write_entry(at, wide, first + i, data[i], posted[i], tags[i], static_cast<std::uint8_t>(group_size), flags,
-                *memory);
-  }
+    return fits_entry(all_sizes);
+  };
+  const bool possible = wide_entries_ ? write(reinterpret_cast<wire::CtsWideEntry*>(entry_address))
+                                      : write(reinterpret_cast<wire::CtsEntry*>(entry_address));
+  if (!possible) return reject_buffer();
   ++counts_.groups[group_size - 1];
   if (optional_completion) {
     optional_posted_ = true;

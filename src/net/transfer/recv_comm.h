@@ -179,8 +179,6 @@ class RecvComm final : public CommProgress<RecvComm> {
   template <bool kTimed, typename Size>
   ErrorKind receive_group(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
                           void** out) noexcept;
-  static void write_entry(std::byte* entry_address, bool wide, std::uint32_t member, void* data, std::uint64_t bytes,
-                          int tag, std::uint8_t group_size, wire::CtsFlags flags, const MemoryKeys& memory);
   template <bool kTimed>
   void post_group(const std::byte* entry_address, std::uint32_t group_size, bool optional_completion, void** out);
   // CTS work requests that their QP still accepts.
@@ -233,7 +231,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   static ErrorKind report_group_sizes(const RecvRequest& request, int* sizes) noexcept;
 
   const std::size_t entry_bytes_;
-  const bool wide_entries_;  // of several devices
+  const bool wide_entries_;  // of more than two devices
   const std::uint32_t max_recvs_;
   SingleWriter<std::uint32_t> next_member_;
   std::uint32_t oldest_member_ = 0;    // first member of the oldest group that occupies ring entries

@@ -14,8 +14,11 @@
 namespace verbatim {
 namespace {
 
-// Enough for all requests of a connection as single small messages; larger ones wait for free entries.
-constexpr std::uint32_t kSendQueueDepth = wire::kMaxInFlight;
+// Enough for all requests of a connection as single small messages, on one device or over the lanes of several; larger
+// ones wait for free entries.
+constexpr std::uint32_t send_queue_depth(std::size_t devices) {
+  return devices == 1 ? wire::kMaxInFlight : LaneLog::kSize;
+}
 constexpr std::uint32_t kSizeRecordInlineBytes = sizeof(std::uint64_t) * wire::kMaxGroup;  // a size record
 // Below this a second QP costs more than it gains: tests/README.md, Several QPs.
 constexpr std::uint64_t kStripeThresholdBytes = 256 << 10;
@@ -28,7 +31,7 @@ EndpointSizes SendComm::endpoint_sizes(std::size_t devices, std::size_t qps_per_
   EndpointSizes sizes;
   sizes.qps = std::min(qps_per_device * devices, wire::kMaxQps);
   // The atomic after each message is a second work request.
-  sizes.caps.send_wr = (config.completion == Completion::kAtomic ? 2 : 1) * kSendQueueDepth;
+  sizes.caps.send_wr = (config.completion == Completion::kAtomic ? 2 : 1) * send_queue_depth(devices);
   sizes.caps.recv_wr = 1;  // nothing is received, but some devices refuse 0
   sizes.caps.inline_bytes = kSizeRecordInlineBytes;
   return sizes;
@@ -131,7 +134,7 @@ Result<bool> SendComm::connect(const wire::Hello& remote, int traffic_class, Ver
 }
 
 std::uint32_t SendComm::remote_key(std::uint32_t index, std::size_t remote_device) const {
-  const std::byte* keys = control_.data() + index * entry_bytes_ + sizeof(wire::CtsHead);
+  const std::byte* keys = control_.data() + index * entry_bytes_ + offsetof(wire::CtsEntry, rkey);
   return reinterpret_cast<const std::uint32_t*>(keys)[remote_device];
 }
 
@@ -148,10 +151,8 @@ template <bool kTimed>
     send_refused_ = true;
     return slow_path_flags() == 0 ? ErrorKind::kNone : no_matching_receive();
   }
-  const auto& entry_head = *reinterpret_cast<const wire::CtsHead*>(head_entry_);
-  const auto is_single = [&] {
-    return entry_head.group_size == 1 && entry_head.flags == wire::CtsFlags::kNone && slow_path_flags() == 0;
-  };
+  const auto& entry_head = *reinterpret_cast<const wire::CtsEntry*>(head_entry_);
+  const auto is_single = [&] { return entry_head.size.is_of(wire::kSingleReceive) && slow_path_flags() == 0; };
   if (bytes < single_limit_bytes_) {
     if (is_single()) return send_single<false, kTimed>(data, bytes, tag, memory, request);
   } else if (bytes < separate_limit_bytes_) {
@@ -187,7 +188,7 @@ ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag, co
                                 void** out) noexcept {
   constexpr std::uint32_t kWorkRequests = kSeparate ? 2 : 1;
   const std::byte* const entry_address = head_entry_;
-  const auto& entry_head = *reinterpret_cast<const wire::CtsHead*>(entry_address);
+  const auto& entry_head = *reinterpret_cast<const wire::CtsEntry*>(entry_address);
   const std::uint64_t head = head_;
   const auto member = static_cast<std::uint32_t>(head);
   const std::uint32_t index = wire::ring_index(member);
@@ -196,7 +197,7 @@ ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag, co
     send_refused_ = true;
     return ErrorKind::kNone;
   }
-  if (bytes > entry_head.size) return fail_size_mismatch(bytes, entry_head);
+  if (bytes > entry_head.size.bytes()) return fail_size_mismatch(bytes, entry_head);
   const Turn& turn = *turn_;
   SendQueue& queue = *turn.queue;
   const std::uint32_t free = queue.free;
@@ -220,13 +221,13 @@ ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag, co
   const wire::Immediate immediate{index, kSeparate ? wire::SizeSource::kPosted : wire::SizeSource::kByteCount, 1,
                                   wire::ring_pass(member)};
   if (kSeparate) {
-    link_signal(queue, work.wr_id + (std::uint64_t{1} << kSendCountShift), immediate, bytes == entry_head.size);
+    link_signal(queue, work.wr_id + (std::uint64_t{1} << kSendCountShift), immediate, bytes == entry_head.size.bytes());
   } else {
     work.imm_data = htonl(wire::encode_immediate(immediate));
   }
   work.wr.rdma.remote_addr = entry_head.address;
   work.wr.rdma.rkey =
-      reinterpret_cast<const std::uint32_t*>(entry_address + sizeof(wire::CtsHead))[queue.remote_device];
+      reinterpret_cast<const std::uint32_t*>(entry_address + offsetof(wire::CtsEntry, rkey))[queue.remote_device];
   *out = static_cast<Request*>(&request);
   ibv_send_wr* refused;
   const int returned = ibv_post_send(queue.qp, &work, &refused);
@@ -260,7 +261,7 @@ ErrorKind SendComm::begin_group(const void* data, std::size_t bytes, int tag, co
 
 ErrorKind SendComm::send_member(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
                                 void** request) noexcept {
-  const auto& entry_head = *reinterpret_cast<const wire::CtsHead*>(group_.entry_address);
+  const auto& entry_head = *reinterpret_cast<const wire::CtsEntry*>(group_.entry_address);
   if (group_.out_of_order || slow_path_flags() != 0 || entry_head.tag != static_cast<std::uint32_t>(tag)) {
     return send_out_of_order(data, bytes, tag, memory, request);
   }
@@ -313,9 +314,9 @@ bool SendComm::post_probe(std::size_t qp, int& returned) noexcept {
 // Whether all CTS entries of the group at the head have arrived; if so `group_` holds it.
 bool SendComm::load_head_group(std::uint32_t index) {
   const std::byte* const entries = control_.data() + index * entry_bytes_;
-  const wire::CtsHead& first = entry(index);
-  std::uint32_t group_size = first.group_size;
-  asm("" : "+r"(group_size));  // read only once, because the peer may change it at any time
+  wire::CtsSize announced = entry(index).size;
+  asm("" : "+r"(announced));  // read only once, because the peer may change it at any time
+  const std::uint32_t group_size = announced.group_size();
   if (group_size - 1 >= wire::kMaxGroup) return fail_invalid_cts();
   const std::byte* entry_address = entries;
   const std::uint32_t end = head() + group_size;
@@ -329,11 +330,11 @@ bool SendComm::load_head_group(std::uint32_t index) {
   group_.open_members = (1U << group_size) - 1;
   group_.out_of_order = false;
   group_.empty = false;
-  group_.optional_completion = first.flags == wire::CtsFlags::kOptionalCompletion;
+  group_.optional_completion = announced.flags() == wire::CtsFlags::kOptionalCompletion;
   group_.device = queue.device;
   group_.bytes = 0;
   group_.buffer_bytes = 0;
-  group_.key_offset = sizeof(wire::CtsHead) + queue.remote_device * sizeof(std::uint32_t);
+  group_.key_offset = offsetof(wire::CtsEntry, rkey) + queue.remote_device * sizeof(std::uint32_t);
   group_.wr_id = encode_send_work(index, queue.index, 0, false);
   group_.group_size = group_size;
   group_.index = index;
@@ -344,28 +345,30 @@ bool SendComm::load_head_group(std::uint32_t index) {
 // Accepts the message of the member that `group_` points at, and formats its WRITE; the last member posts the group.
 inline ErrorKind SendComm::add_member(std::uint32_t still_open, const void* data, std::size_t bytes,
                                       const MemoryKeys& memory, void** out) noexcept {
-  const auto& entry_head = *reinterpret_cast<const wire::CtsHead*>(group_.entry_address);
+  const std::byte* const entry_address = group_.entry_address;
+  const auto& entry_head = *reinterpret_cast<const wire::CtsEntry*>(entry_address);
   SendRequest& request = *group_.request;
   // Not free: the request of one ring pass ago has not been tested yet.
   if (request.state != RequestState::kFree) return result();
-  if (bytes > entry_head.size) return fail_size_mismatch(bytes, entry_head);
+  const std::uint64_t buffer_bytes = entry_head.size.bytes();
+  if (bytes > buffer_bytes) return fail_size_mismatch(bytes, entry_head);
   request.state = RequestState::kPending;
   request.bytes = bytes;
   request.data = data;
   request.memory = &memory;
   *out = static_cast<Request*>(&request);
   group_.bytes += bytes;
-  group_.buffer_bytes += entry_head.size;
+  group_.buffer_bytes += buffer_bytes;
   if (bytes == 0) group_.empty = true;
   Work& work = *group_.work;
   work.segment = {reinterpret_cast<std::uint64_t>(data), static_cast<std::uint32_t>(bytes), memory.lkey[group_.device]};
   work.memory = &memory;
   work.request.wr_id = group_.wr_id;
   work.request.wr.rdma.remote_addr = entry_head.address;
-  work.request.wr.rdma.rkey = *reinterpret_cast<const std::uint32_t*>(group_.entry_address + group_.key_offset);
+  work.request.wr.rdma.rkey = *reinterpret_cast<const std::uint32_t*>(entry_address + group_.key_offset);
   group_.open_members = still_open;
   if (still_open == 0) return post_group();
-  group_.entry_address += entry_bytes_;
+  group_.entry_address = entry_address + entry_bytes_;
   ++group_.request;
   ++group_.work;
   return ErrorKind::kNone;

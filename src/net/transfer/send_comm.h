@@ -169,8 +169,8 @@ class SendComm final : public CommProgress<SendComm> {
 
   SendComm(const CommSettings& settings, Endpoint endpoint, ControlMemory control, std::size_t remote_devices);
 
-  const wire::CtsHead& entry(std::uint32_t index) const {
-    return *reinterpret_cast<const wire::CtsHead*>(control_.data() + index * entry_bytes_);
+  const wire::CtsEntry& entry(std::uint32_t index) const {
+    return *reinterpret_cast<const wire::CtsEntry*>(control_.data() + index * entry_bytes_);
   }
   bool ready(const std::byte* entry, std::uint32_t member) const {
     const auto* word = reinterpret_cast<const std::uint32_t*>(entry + ready_offset_);
@@ -244,7 +244,7 @@ class SendComm final : public CommProgress<SendComm> {
   bool can_send();
   bool post_probe(std::size_t qp, int& returned) noexcept override;
   bool fail_invalid_cts();
-  ErrorKind fail_size_mismatch(std::size_t bytes, const wire::CtsHead& entry_head) noexcept;
+  ErrorKind fail_size_mismatch(std::size_t bytes, const wire::CtsEntry& entry_head) noexcept;
   ErrorKind no_matching_receive() noexcept;
   void fail_send(const ibv_wc& completion);
   static RefusedBuffer refused_buffer(const SendRequest* first, std::uint32_t members, const Device& device);

@@ -136,16 +136,16 @@ void SendComm::fail_send(const ibv_wc& completion) {
 
 bool SendComm::fail_invalid_cts() {
   fail(ErrorKind::kRemote, "CTS", 0, diagnose_corrupt_peer, [&] {
-    return "the peer announced a group of " + std::to_string(entry(wire::ring_index(head())).group_size) +
+    return "the peer announced a group of " + std::to_string(entry(wire::ring_index(head())).size.group_size()) +
            " receives (CTS), 1 to " + std::to_string(wire::kMaxGroup) + " are possible";
   });
   return false;
 }
 
-ErrorKind SendComm::fail_size_mismatch(std::size_t bytes, const wire::CtsHead& entry_head) noexcept {
+ErrorKind SendComm::fail_size_mismatch(std::size_t bytes, const wire::CtsEntry& entry_head) noexcept {
   fail(ErrorKind::kUsage, "isend", 0, diagnose_size_mismatch, [&] {
     return "isend of " + std::to_string(bytes) + " bytes with tag " + std::to_string(entry_head.tag) +
-           " is more than the peer's receive holds, " + std::to_string(entry_head.size) + " bytes";
+           " is more than the peer's receive holds, " + std::to_string(entry_head.size.bytes()) + " bytes";
   });
   return result();
 }

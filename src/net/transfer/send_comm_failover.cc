@@ -151,7 +151,7 @@ void SendComm::recover_messages(const std::optional<wire::LaneReport>& peer) {
     const bool optional = request.optional_member == member;
     // A single message leaves that of another group there.
     if (!is_written_again(member)) {
-      request.group_size = std::clamp<std::uint8_t>(entry(index).group_size, 1, wire::kMaxGroup);
+      request.group_size = static_cast<std::uint8_t>(std::clamp(entry(index).size.group_size(), 1U, wire::kMaxGroup));
     }
     request.parts_left = 1;
     missing_.push_back({{.index = static_cast<std::uint16_t>(index), .last = kWholeMessage - 1}, !optional});
@@ -234,14 +234,15 @@ std::optional<std::uint32_t> SendComm::overwritten_members(std::uint32_t first_m
   const std::uint32_t first = wire::ring_index(first_member);
   std::uint32_t overwritten = 0;
   for (std::uint32_t i = 0; i < group_size; ++i) {
-    const wire::CtsHead& own = entry(first + i);
+    const wire::CtsEntry& own = entry(first + i);
     if (!ready(control_.data() + (first + i) * entry_bytes_, first_member + i)) return std::nullopt;
     for (std::uint32_t place = 0; place < wire::kRingEntries; ++place) {
-      const wire::CtsHead& other = entry(place);
+      const wire::CtsEntry& other = entry(place);
       const auto* word = reinterpret_cast<const std::uint32_t*>(control_.data() + place * entry_bytes_ + ready_offset_);
       const std::uint32_t later = __atomic_load_n(word, __ATOMIC_ACQUIRE) - 1 - first_member;
       const bool is_later = later >= group_size && later <= wire::kMaxInFlight;
-      if (is_later && other.address < own.address + own.size && own.address < other.address + other.size) {
+      if (is_later && other.address < own.address + own.size.bytes() &&
+          own.address < other.address + other.size.bytes()) {
         overwritten |= 1U << i;
       }
     }
@@ -269,7 +270,7 @@ void SendComm::post_again(const MissingPart& missing) {
     const SendRequest& request = requests_[index + i];
     again.sources[i] = {reinterpret_cast<std::uint64_t>(request.data), request.memory};
     bytes += request.bytes;
-    buffer_bytes += entry(index + i).size;
+    buffer_bytes += entry(index + i).size.bytes();
   }
   if (missing.immediate) {
     again.writes_size_record = bytes != buffer_bytes && !(atomic_ && group_size == 1);

@@ -191,7 +191,7 @@ void expect_corrupt_peer(const Comm& comm, const std::string& what, std::uint64_
 TEST(CorruptPeer, GroupSizeOutOfRange_IsReported) {
   const std::size_t lines = line_count([](Ends& ends) {
     wire::CtsEntry entry = {};
-    entry.head.group_size = 200;
+    entry.size = {0, wire::CtsSize::of_group(200, wire::CtsFlags::kNone)};
     entry.ready = 1;
     ends.write_as_receiver(entry);
     ends.send_until_failed(64);

@@ -5,16 +5,32 @@
 namespace verbatim::wire {
 namespace {
 
-TEST(Cts, EntryOfOneDevice_Is32Bytes) {
+TEST(Cts, EntryOfOneOrTwoDevices_Has32Bytes) {
   EXPECT_EQ(cts_entry_bytes(1), 32U);
-  EXPECT_EQ(offsetof(CtsEntry, rkey), sizeof(CtsHead));
+  EXPECT_EQ(cts_entry_bytes(2), 32U);
   EXPECT_EQ(offsetof(CtsEntry, ready) + sizeof(std::uint32_t), sizeof(CtsEntry));
 }
 
 TEST(Cts, EntryOfSeveralDevices_IsOneCacheLine) {
-  for (std::size_t devices = 2; devices <= kMaxDevices; ++devices) EXPECT_EQ(cts_entry_bytes(devices), 64U);
-  EXPECT_EQ(offsetof(CtsWideEntry, rkey), sizeof(CtsHead));  // the same offset as in CtsEntry
+  for (std::size_t devices = 3; devices <= kMaxDevices; ++devices) EXPECT_EQ(cts_entry_bytes(devices), 64U);
+  EXPECT_EQ(offsetof(CtsWideEntry, rkey), offsetof(CtsEntry, rkey));
   EXPECT_EQ(offsetof(CtsWideEntry, ready) + sizeof(std::uint32_t), sizeof(CtsWideEntry));
+}
+
+TEST(Cts, SizeGroupAndFlags_ShareOneWord) {
+  for (const std::uint64_t bytes : {std::uint64_t{0}, std::uint64_t{1}, std::uint64_t{1} << 32, CtsSize::kMaxBytes}) {
+    for (std::uint32_t members = 1; members <= kMaxGroup; ++members) {
+      for (const CtsFlags flags : {CtsFlags::kNone, CtsFlags::kOptionalCompletion}) {
+        const CtsSize group = CtsSize::of_group(members, flags);
+        const CtsSize size(bytes, group);
+        EXPECT_EQ(size.bytes(), bytes);
+        EXPECT_EQ(size.group_size(), members);
+        EXPECT_EQ(size.flags(), flags);
+        EXPECT_TRUE(size.is_of(group));
+        EXPECT_EQ(size.is_of(kSingleReceive), members == 1 && flags == CtsFlags::kNone);
+      }
+    }
+  }
 }
 
 TEST(Cts, AnyGroup_StaysInsideRing) {
