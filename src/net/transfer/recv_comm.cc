@@ -319,8 +319,9 @@ ErrorKind RecvComm::irecv(int n, void* const* data, const Size* sizes, const int
 template <typename Size>
 ErrorKind RecvComm::irecv_observed(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
                                    void* const* profiler_handles, void** out) noexcept {
-  if (profiler_events_ == nullptr) return receive<true>(n, data, sizes, tags, handles, out);
-  return irecv_profiled(n, data, sizes, tags, handles, profiler_handles, out);
+  if (profiler_events_ != nullptr) [[unlikely]]
+    return irecv_profiled(n, data, sizes, tags, handles, profiler_handles, out);
+  return receive<true>(n, data, sizes, tags, handles, out);
 }
 
 // The event of a receive lasts from its CTS entry to the arrival of all of its parts.
@@ -356,10 +357,10 @@ ErrorKind RecvComm::receive_single(void* data, std::uint64_t bytes, int tag, con
   const auto write = [&](auto* entry) {
     write_entry(*entry, next_member_, data, bytes, tag, wire::kSingleReceive, memory);
   };
-  if (wide_entries_) {
-    write(reinterpret_cast<wire::CtsWideEntry*>(entry_address));
-  } else {
+  if (!wide_entries_) {
     write(reinterpret_cast<wire::CtsEntry*>(entry_address));
+  } else {
+    write(reinterpret_cast<wire::CtsWideEntry*>(entry_address));
   }
   post_group<kTimed>(entry_address, 1, false, out);
   in_call_.publish(false);
