@@ -255,6 +255,24 @@ TEST_F(TransferTest, SendLargerThanReceive_FailsPermanently) {
   EXPECT_EQ(buffers.isend(50), nullptr);
 }
 
+// A CTS entry has 48 bits for the size.
+TEST_F(TransferTest, ReceiveLargerThanEntryCanSay_IsRejected) {
+  ConnectedComms link;
+  ASSERT_NO_FATAL_FAILURE(link.connect());
+  std::vector<std::byte> target(8);
+  const auto memory = link.reg(link.recv(), target);
+  for (const int members : {1, 2}) {
+    void* data[] = {target.data(), target.data()};
+    const std::size_t sizes[] = {wire::CtsSize::kMaxBytes + 1, 8};
+    const int tags[] = {0, 1};
+    void* handles[] = {memory.get(), memory.get()};
+    void* request = &target;
+    EXPECT_EQ(link.recv().irecv<std::size_t>(members, data, sizes, tags, handles, &request), ErrorKind::kArgument);
+    EXPECT_EQ(request, nullptr);
+  }
+  EXPECT_EQ(link.recv().error(), nullptr);
+}
+
 TEST_F(TransferTest, WrongRemoteKey_FailsBothEnds) {
   ConnectedComms link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
