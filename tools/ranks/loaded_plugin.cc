@@ -10,8 +10,7 @@
 
 namespace verbatim::ranks {
 
-void require(nccl::Result result, const std::string& what) {
-  if (result == nccl::Result::kSuccess) return;
+void fail_call(nccl::Result result, const std::string& what) {
   throw Failure(what + ": " + netapi::result_name(result));
 }
 

@@ -12,7 +12,13 @@
 namespace verbatim::ranks {
 
 // Throws Failure with `what` and the result's name unless `result` is success.
-void require(nccl::Result result, const std::string& what);
+[[noreturn]] void fail_call(nccl::Result result, const std::string& what);
+inline void require(nccl::Result result, const char* what) {
+  if (result != nccl::Result::kSuccess) fail_call(result, what);
+}
+inline void require(nccl::Result result, const std::string& what) {
+  require(result, what.c_str());
+}
 
 // The plugin's index of the device of its first `merge` devices, of `devices`; `merge` at least 1. Throws Failure.
 int merge_devices(netapi::Plugin& plugin, int devices, int merge);

@@ -117,6 +117,25 @@ void MeasuredPuts::put_bursts(std::size_t bytes, int times) {
   }
 }
 
+void MeasuredPuts::put_stream(std::size_t bytes, int under_way, int times) {
+  std::vector<void*> requests(static_cast<std::size_t>(under_way));  // a ring
+  int started = 0;
+  int tested = 0;
+  for (int idle = 0; tested < times; ++idle) {
+    for (; started < times && started - tested < under_way; ++started) {
+      start_put(bytes, &requests[static_cast<std::size_t>(started % under_way)]);
+    }
+    for (int done = 1; done != 0 && tested < started;) {
+      ranks::require(plugin_->test(ranks_[0].coll, requests[static_cast<std::size_t>(tested % under_way)], &done),
+                     "test");
+      if (done == 0) break;
+      ++tested;
+      idle = 0;
+    }
+    if (idle == kMaxTests) throw ranks::Failure("a put did not complete in all tests");
+  }
+}
+
 void MeasuredPuts::check(std::size_t bytes) const {
   if (std::memcmp(ranks_[0].bytes.data(), ranks_[kTarget].bytes.data(), bytes) != 0) {
     throw ranks::Failure("the bytes that were put are wrong");

@@ -30,6 +30,8 @@ class MeasuredPuts {
   void put_signal(std::size_t bytes, int times);
   // `times` puts in bursts.
   void put_bursts(std::size_t bytes, int times);
+  // `times` puts, of which `under_way` are started before the oldest is tested.
+  void put_stream(std::size_t bytes, int under_way, int times);
   // Throws Failure when the bytes or the signal that have arrived are wrong.
   void check(std::size_t bytes) const;
 

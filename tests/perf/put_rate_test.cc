@@ -1,0 +1,171 @@
+// Puts of 4 KiB with 32 under way, over the RMA table of the plugin and over a bare loop of verbs: the same work
+// requests, all signalled, and as many with one doorbell. Both run in turn in this process, round by round.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/config.h"
+#include "netapi/rma.h"
+#include "verbatim-perf/cost/measured_puts.h"
+#include "verbs/device_inventory.h"
+#include "verbs/errors.h"
+#include "verbs/handles.h"
+#include "verbs/qp.h"
+#include "verbs/verbs.h"
+
+namespace verbatim::perf {
+namespace {
+
+constexpr std::size_t kBytes = 4096;
+constexpr int kUnderWay = 32;
+constexpr int kPutsOfARound = 16384;
+constexpr std::uint8_t kTimeout = 14;
+constexpr std::uint8_t kRetryCount = 7;
+
+template <typename T>
+T value_of(Result<T> result) {
+  if (!result) throw std::runtime_error(std::string(result.error().operation) + " failed");
+  return *std::move(result);
+}
+void require(const Status& status) {
+  if (!status) throw std::runtime_error(std::string(status.error().operation) + " failed");
+}
+
+// Two QPs of this process, and WRITEs from one to the other.
+class BareLoop {
+ public:
+  BareLoop() {
+    const Config config = value_of(Config::from_environment());
+    verbs_ = value_of(Verbs::load(config.verbs_library));
+    inventory_ = value_of(DeviceInventory::open(*verbs_, config));
+    const Port& port = inventory_->ports().front();
+    const Device& device = *port.device;
+    for (End& end : ends_) {
+      end.bytes.resize(kBytes);
+      end.mr = value_of(
+          adopt("ibv_reg_mr",
+                verbs_->reg_mr(device.pd(), end.bytes.data(), kBytes, IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE),
+                verbs_->dereg_mr));
+      end.cq = value_of(adopt("ibv_create_cq", verbs_->create_cq(device.context(), 2 * kUnderWay, nullptr, nullptr, 0),
+                              verbs_->destroy_cq));
+      end.qp = value_of(create_rc_qp(device, end.cq.get(), end.cq.get(), {.send_wr = 2 * kUnderWay, .recv_wr = 1}));
+      require(to_init(end.qp.qp.get(), port, 0));
+    }
+    for (const int i : {0, 1}) {
+      ibv_qp* const own = ends_[i].qp.qp.get();
+      require(to_rtr(own, port, qp_address(port, ends_[1 - i].qp.qp.get()), {.mtu = port.active_mtu}));
+      require(to_rts(own, port, kTimeout, kRetryCount, responder_reads(device)));
+    }
+    std::fill(ends_[0].bytes.begin(), ends_[0].bytes.end(), std::byte{0x5a});
+    for (std::size_t i = 0; i < kUnderWay; ++i) {
+      segments_[i] = {reinterpret_cast<std::uint64_t>(ends_[0].bytes.data()), kBytes, ends_[0].mr->lkey};
+      work_[i] = {};
+      work_[i].sg_list = &segments_[i];
+      work_[i].num_sge = 1;
+      work_[i].opcode = IBV_WR_RDMA_WRITE;
+      work_[i].send_flags = IBV_SEND_SIGNALED;
+      work_[i].wr.rdma.remote_addr = reinterpret_cast<std::uint64_t>(ends_[1].bytes.data());
+      work_[i].wr.rdma.rkey = ends_[1].mr->rkey;
+    }
+  }
+
+  void put(int times) {
+    int started = 0;
+    for (int done = 0; done < times;) {
+      const int count = std::min(kUnderWay - (started - done), times - started);
+      if (count > 0) post(static_cast<std::size_t>(count));
+      started += count;
+      std::array<ibv_wc, kPollBatch> completions;
+      const int polled = ibv_poll_cq(ends_[0].cq.get(), kPollBatch, completions.data());
+      if (polled < 0) throw std::runtime_error("ibv_poll_cq failed");
+      for (int i = 0; i < polled; ++i) {
+        if (completions[static_cast<std::size_t>(i)].status != IBV_WC_SUCCESS)
+          throw std::runtime_error("a WRITE failed");
+      }
+      done += polled;
+    }
+  }
+  bool is_right() const { return ends_[0].bytes == ends_[1].bytes; }
+
+ private:
+  static constexpr int kPollBatch = 16;
+  struct End {
+    std::vector<std::byte> bytes;
+    UniqueMr mr;
+    UniqueCq cq;
+    RcQp qp;
+  };
+
+  void post(std::size_t count) {
+    for (std::size_t i = 0; i < count; ++i) work_[i].next = i + 1 < count ? &work_[i + 1] : nullptr;
+    ibv_send_wr* refused = nullptr;
+    if (ibv_post_send(ends_[0].qp.qp.get(), work_.data(), &refused) != 0) {
+      throw std::runtime_error("ibv_post_send failed");
+    }
+  }
+
+  std::unique_ptr<const Verbs> verbs_;
+  std::shared_ptr<DeviceInventory> inventory_;
+  End ends_[2];
+  std::array<ibv_sge, kUnderWay> segments_ = {};
+  std::array<ibv_send_wr, kUnderWay> work_ = {};
+};
+
+double median(std::vector<double> values) {
+  const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
+  std::nth_element(values.begin(), middle, values.end());
+  return *middle;
+}
+
+template <typename Call>
+double nanoseconds_of(Call call) {
+  const std::uint64_t begin = monotonic_ns();
+  call();
+  return static_cast<double>(monotonic_ns() - begin) / kPutsOfARound;
+}
+
+// The rate of puts over that of the bare loop, the median of the rounds. Other programs may use the machine, so a
+// smaller one is measured again with more rounds.
+TEST(PutRate, AgainstABareLoop_IsAtLeast95Percent) {
+  constexpr double kFloor = 0.95;
+  constexpr std::size_t kRounds = 21;
+  constexpr std::size_t kMostRounds = 20 * kRounds;
+  netapi::OpenedRma opened = netapi::open_rma_plugin(std::getenv("PERF_PLUGIN"));
+  ASSERT_NE(opened.plugin, nullptr) << opened.error;
+  cost::MeasuredPuts puts(std::move(opened.plugin), kBytes);
+  BareLoop bare;
+  std::vector<double> bare_ns;
+  std::vector<double> put_ns;
+  std::vector<double> ratios;
+  bare.put(kPutsOfARound);
+  puts.put_stream(kBytes, kUnderWay, kPutsOfARound);
+  do {
+    for (std::size_t round = 0; round < kRounds; ++round) {
+      const auto measure_bare = [&] { bare_ns.push_back(nanoseconds_of([&] { bare.put(kPutsOfARound); })); };
+      if (round % 2 == 0) measure_bare();
+      put_ns.push_back(nanoseconds_of([&] { puts.put_stream(kBytes, kUnderWay, kPutsOfARound); }));
+      if (round % 2 != 0) measure_bare();
+      ratios.push_back(bare_ns.back() / put_ns.back());
+    }
+  } while (median(ratios) < kFloor && ratios.size() < kMostRounds);
+  puts.check(kBytes);
+  EXPECT_TRUE(bare.is_right());
+  std::printf(
+      "%zu rounds of %d puts of %zu bytes, %d under way: %.1f ns a put, bare %.1f ns; rate over bare, median %.3f, "
+      "%.3f to %.3f\n",
+      ratios.size(), kPutsOfARound, kBytes, kUnderWay, median(put_ns), median(bare_ns), median(ratios),
+      *std::min_element(ratios.begin(), ratios.end()), *std::max_element(ratios.begin(), ratios.end()));
+  EXPECT_GE(median(ratios), kFloor);
+}
+
+}  // namespace
+}  // namespace verbatim::perf
