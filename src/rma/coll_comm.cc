@@ -97,6 +97,8 @@ Result<ContextSet*> CollComm::create_locked(const ContextSetupRequest& request) 
   if (!set) return set.error();
   ContextSet* const made = set->get();
   sets_.push_back({std::move(*set)});
+  sets_.back().watch = std::make_unique<StallWatch>(*made, failures_, settings_.monitor.rma_sets(),
+                                                    !settings_.config.stats_file.empty());
   contexts_in_use_.fetch_add(1);
   // A rank may have ended since it took part.
   for (const PeerRank& peer : ranks_.all()) {
@@ -120,6 +122,7 @@ void CollComm::destroy_contexts(ContextSet& set) {
     }
     set.abort();
   }
+  found->watch.reset();
   found->destroyed_ns = monotonic_ns();
   contexts_in_use_.fetch_sub(1);
   remove_destroyed();
@@ -241,9 +244,10 @@ Result<std::unique_ptr<Memory>> CollComm::complete(std::unique_ptr<MemoryHandle>
 bool CollComm::begin_close() {
   const MutexLock lock(mutex_);
   bool graceful = !failures_.has_failed();
-  for (const CreatedSet& created : sets_) {
+  for (CreatedSet& created : sets_) {
     if (created.destroyed_ns != 0) continue;
     graceful = graceful && created.set->finish(0);
+    created.watch.reset();
     contexts_in_use_.fetch_sub(1);
   }
   if (graceful) {

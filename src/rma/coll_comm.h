@@ -21,6 +21,7 @@
 #include "rma/failures.h"
 #include "rma/memory.h"
 #include "rma/peer_ranks.h"
+#include "rma/stall_watch.h"
 #include "verbs/port.h"
 
 namespace verbatim::rma {
@@ -77,7 +78,8 @@ class CollComm {
   };
   struct CreatedSet {
     std::unique_ptr<ContextSet> set;
-    std::uint64_t destroyed_ns = 0;  // 0: in use
+    std::unique_ptr<StallWatch> watch = nullptr;  // of a set in use
+    std::uint64_t destroyed_ns = 0;               // 0: in use
   };
   struct Buffer {
     const void* address = nullptr;

@@ -12,7 +12,7 @@
 namespace verbatim::rma {
 namespace {
 
-const char* name_of(OperationKind kind, bool to_oneself) {
+const char* name_of(OperationKind kind) {
   switch (kind) {
     case OperationKind::kPut:
       return "putting";
@@ -21,16 +21,19 @@ const char* name_of(OperationKind kind, bool to_oneself) {
     case OperationKind::kSignal:
       return "signalling";
     case OperationKind::kGet:
+      return "getting";
+    case OperationKind::kFlush:
       break;
   }
-  return to_oneself ? "flushing or getting" : "getting";
+  return "flushing";
 }
 
 }  // namespace
 
-PathFacts ContextSet::facts(const PeerQueue& queue) const {
+PathFacts ContextSet::known_facts(const PeerQueue& queue) const {
   const Port& port = parts_.port;
   const Device& device = *port.device;
+  const std::uint64_t completed = queue.counts.all_completed();
   PathFacts facts;
   facts.local = {.host = parts_.host_name,
                  .device = device.name(),
@@ -41,7 +44,7 @@ PathFacts ContextSet::facts(const PeerQueue& queue) const {
                  .mtu = port.active_mtu,
                  .roce_version = port.gid.version};
   facts.roce = port.is_roce();
-  facts.completed_counts = {queue.completed, queue.completed_bytes, queue.completed != 0};
+  facts.completed_counts = {completed, queue.counts.all_bytes(), completed != 0};
   facts.timeout = parts_.config.timeout;
   facts.retries = parts_.config.retry_count;
   if (is_own(queue)) {
@@ -56,11 +59,18 @@ PathFacts ContextSet::facts(const PeerQueue& queue) const {
     facts.service_level = path.path.service_level;
     facts.peer_disconnected = parts_.ranks.at(path.rank).channel->end() != Channel::End::kOpen;
   }
-  constexpr std::size_t kMaxCounters = 6;
-  facts.counters = describe_changes(*counters_, device.history().counters(port.port_num), kMaxCounters);
   const std::uint64_t now = monotonic_ns();
   facts.age_ns = now - connected_ns_;
   facts.link = device.history().link_since(port.port_num, connected_ns_, now);
+  return facts;
+}
+
+PathFacts ContextSet::facts(const PeerQueue& queue) const {
+  PathFacts facts = known_facts(queue);
+  const Port& port = parts_.port;
+  const Device& device = *port.device;
+  constexpr std::size_t kMaxCounters = 6;
+  facts.counters = describe_changes(*counters_, device.history().counters(port.port_num), kMaxCounters);
   if (const auto attributes = device.verbs().port_attributes(device.context(), port.port_num)) {
     facts.port_state = attributes->state;
   } else {
@@ -70,8 +80,8 @@ PathFacts ContextSet::facts(const PeerQueue& queue) const {
 }
 
 std::string ContextSet::describe(const PeerQueue& queue) const {
-  return "rank " + std::to_string(parts_.ranks.rank()) + " to " + (is_own(queue) ? "itself" : paths_[queue.peer].name) +
-         ", RMA context " + std::to_string(queue.context);
+  return "rank " + std::to_string(parts_.ranks.rank()) + " to " + name_of_peer(queue) + ", RMA context " +
+         std::to_string(queue.context);
 }
 
 Failure ContextSet::completion_failure(const ibv_wc& cause) const {
@@ -79,7 +89,7 @@ Failure ContextSet::completion_failure(const ibv_wc& cause) const {
   const PeerQueue& queue = *request.queue;
   const PathFacts path = facts(queue);
   FailedWork work;
-  work.operation_text = name_of(request.work.kind, is_own(queue));
+  work.operation_text = name_of(request.work.kind);
   work.bytes = request.bytes;
   work.loopback = is_own(queue);
   const char* const status = parts_.port.device->verbs().wc_status_str(cause.status);

@@ -79,9 +79,10 @@ template <OperationKind kKind>
   queue.free_work -= kEntries;
   slot->work = {Request::State::kPending, kKind, kEntries, false};
   slot->bytes = operation.bytes;
+  ++queue.counts.begun[static_cast<std::size_t>(kKind)];
   const std::uint64_t id = WorkId::make(*slot);
   if constexpr (kHasData) {
-    fill_transfer(batch_.add(), operation, kKind == OperationKind::kGet ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, id,
+    fill_transfer(batch_.add(), operation, reads(kKind) ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, id,
                   kHasSignal ? 0U : unsigned{IBV_SEND_SIGNALED});
   }
   if constexpr (kHasSignal) fill_add(batch_.add(), operation, id);
@@ -132,6 +133,13 @@ template <OperationKind kKind>
   return batch_.is_full() ? post_full_batch() : ErrorKind::kNone;
 }
 
+[[gnu::always_inline]] inline void ContextSet::count_completed(const Request& request) noexcept {
+  QueueCounts& counts = request.queue->counts;
+  const auto kind = static_cast<std::size_t>(request.work.kind);
+  ++counts.completed[kind];
+  counts.bytes[kind] += request.bytes;
+}
+
 [[gnu::always_inline]] inline void ContextSet::complete(std::uint64_t id) noexcept {
   if (WorkId::is_piece(id)) [[unlikely]]
     return complete_piece(id);
@@ -139,11 +147,13 @@ template <OperationKind kKind>
   PeerQueue& queue = *request.queue;
   request.work.state = Request::State::kDone;
   queue.free_work += request.work.entries;
+  count_completed(request);
   if (queue.held_first != nullptr) [[unlikely]]
     post_held(queue);
 }
 
 [[gnu::always_inline]] inline void ContextSet::poll() noexcept {
+  polled_ = true;
   ibv_wc completions[kPollBatch];
   const int polled = ibv_poll_cq(cq_.get(), kPollBatch, completions);
   for (int i = 0; i < polled; ++i) {
@@ -174,8 +184,6 @@ template <OperationKind kKind>
     }
   }
   PeerQueue& queue = *request.queue;
-  ++queue.completed;
-  queue.completed_bytes += request.bytes;
   request.work.state = Request::State::kFree;
   request.next = queue.free_slot;
   queue.free_slot = &request;

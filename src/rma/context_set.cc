@@ -50,7 +50,7 @@ ErrorKind ContextSet::flush(Target target, const Memory* memory, void** request)
                        .bytes = 1,
                        .lkey = parts_.scratch_lkey,
                        .rkey = memory->own.rkey};
-  return start_held(target, *find_queue(target), OperationKind::kGet, read, request);
+  return start_held(target, *find_queue(target), OperationKind::kFlush, read, request);
 }
 
 ErrorKind ContextSet::get(Target target, Part remote, std::uint64_t bytes, Part local, void** request) noexcept {
@@ -113,6 +113,8 @@ ErrorKind ContextSet::start_unusual(const Call& call, void** request) noexcept {
     case OperationKind::kGet:
       append<OperationKind::kGet>(*queue, operation, request);
       break;
+    case OperationKind::kFlush:
+      break;  // start_held begins it
   }
   return ErrorKind::kNone;
 }
@@ -126,6 +128,7 @@ ErrorKind ContextSet::start_held(Target target, PeerQueue& queue, OperationKind 
   slot.work = {Request::State::kPending, kind, entries_of(kind), false};
   slot.bytes = operation.bytes;
   slot.operation = operation;
+  ++queue.counts.begun[static_cast<std::size_t>(kind)];
   hold(queue, slot);
   if (failures().has_failed()) return failures().kind();
   *request = &slot;
@@ -178,7 +181,7 @@ bool ContextSet::post_piece(PeerQueue& queue, Request& request) noexcept {
     piece.remote += request.posted;
     request.posted += piece.bytes;
     const bool last = ends_with_data && request.posted == request.bytes;
-    fill_transfer(work, piece, request.work.kind == OperationKind::kGet ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
+    fill_transfer(work, piece, reads(request.work.kind) ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
                   WorkId::make_piece(request, last), IBV_SEND_SIGNALED);
     if (piece.bytes == 0) work.request.num_sge = 0;
   }
@@ -192,7 +195,10 @@ bool ContextSet::post_piece(PeerQueue& queue, Request& request) noexcept {
 void ContextSet::complete_piece(std::uint64_t id) noexcept {
   Request& request = WorkId::request(id);
   PeerQueue& queue = *request.queue;
-  if (WorkId::is_last_piece(id)) request.work.state = Request::State::kDone;
+  if (WorkId::is_last_piece(id)) {
+    request.work.state = Request::State::kDone;
+    count_completed(request);
+  }
   ++(queue.held_first != nullptr ? queue.held_work : queue.free_work);
   if (queue.held_first != nullptr) post_held(queue);
 }

@@ -16,6 +16,7 @@
 
 #include <infiniband/verbs.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -27,6 +28,7 @@
 #include "base/result.h"
 #include "net/diagnose/path_facts.h"
 #include "net/transfer/memory.h"
+#include "net/transfer/single_writer.h"
 #include "rma/failures.h"
 #include "rma/memory.h"
 #include "rma/peer_ranks.h"
@@ -40,10 +42,14 @@ namespace verbatim::rma {
 class CollComm;
 class ContextSet;
 
-enum class OperationKind : std::uint8_t { kPut, kPutSignal, kSignal, kGet };
+enum class OperationKind : std::uint8_t { kPut, kPutSignal, kSignal, kGet, kFlush };
+inline constexpr std::size_t kOperationKinds = 5;
 
 constexpr bool has_signal(OperationKind kind) {
   return kind == OperationKind::kPutSignal || kind == OperationKind::kSignal;
+}
+constexpr bool reads(OperationKind kind) {
+  return kind == OperationKind::kGet || kind == OperationKind::kFlush;
 }
 constexpr std::uint8_t entries_of(OperationKind kind) {
   return kind == OperationKind::kPutSignal ? 2 : 1;
@@ -91,6 +97,27 @@ struct Operation {
   std::uint32_t signal_rkey = 0;
 };
 
+// The operations of one context and one peer. The thread of the data path counts, any thread may read.
+struct QueueCounts {
+  using ByKind = std::array<SingleWriter<std::uint64_t>, kOperationKinds>;
+
+  ByKind begun;      // by put, get, ...: they may still be held back, or wait in the batch
+  ByKind completed;  // as the device has reported, tested or not
+  ByKind bytes;      // of those
+
+  // Read first, `completed` is not larger than `begun`.
+  std::uint64_t all_completed() const { return sum(completed); }
+  std::uint64_t all_begun() const { return sum(begun); }
+  std::uint64_t all_bytes() const { return sum(bytes); }
+
+ private:
+  static std::uint64_t sum(const ByKind& counts) {
+    std::uint64_t all = 0;
+    for (const SingleWriter<std::uint64_t>& count : counts) all += count;
+    return all;
+  }
+};
+
 // NCCL's request: a slot of a peer queue.
 struct Request {
   enum class State : std::uint8_t { kFree, kPending, kDone };
@@ -121,8 +148,7 @@ struct PeerQueue {
   Request* free_slot = nullptr;
   Request* held_first = nullptr;  // requests that wait for entries of the send queue, in order
   Request* held_last = nullptr;
-  std::uint64_t completed = 0;  // operations, and their bytes
-  std::uint64_t completed_bytes = 0;
+  QueueCounts counts;
   std::vector<Request> slots;
 };
 
@@ -180,7 +206,24 @@ class ContextSet {
   bool finish(std::uint64_t deadline_ns) noexcept;
   // Ends all outstanding work. Errors are only logged.
   void abort() const;
-  std::size_t qps() const { return queues_.size(); }
+
+  // Any thread.
+  std::span<const PeerQueue> queues() const { return queues_; }
+  std::uint32_t contexts() const { return contexts_; }
+  std::uint32_t own_rank() const { return parts_.ranks.rank(); }
+  std::uint32_t ranks() const { return ranks_; }
+  const Port& port() const { return parts_.port; }
+  bool is_own(const PeerQueue& queue) const { return queue.peer == paths_.size(); }
+  // "rank 3 on node2 (pid 4711)", "itself".
+  std::string name_of_peer(const PeerQueue& queue) const { return is_own(queue) ? "itself" : path_of(queue).name; }
+  // Of a rank that is spoken to, not of oneself.
+  const PeerPath& path_of(const PeerQueue& queue) const { return paths_[queue.peer]; }
+  // What is known of the queue's path without asking the device, which may hang.
+  PathFacts known_facts(const PeerQueue& queue) const;
+  // "rank 0 to rank 3 on node2 (pid 4711), RMA context 1".
+  std::string describe(const PeerQueue& queue) const;
+  // Whether the application has polled since the last call.
+  bool take_polled() const { return polled_.take(); }
 
  private:
   friend class ContextSetup;
@@ -216,6 +259,7 @@ class ContextSet {
   // The next work request of one that is held back.
   bool post_piece(PeerQueue& queue, Request& request) noexcept;
   void poll() noexcept;
+  static void count_completed(const Request& request) noexcept;
   void complete(std::uint64_t id) noexcept;
   void complete_piece(std::uint64_t id) noexcept;
   ErrorKind check_failure(const Request& request) noexcept;
@@ -228,20 +272,20 @@ class ContextSet {
   void fail_completion(std::span<const ibv_wc> completions) noexcept;
   Failure completion_failure(const ibv_wc& cause) const;
   bool has_outstanding() const noexcept;
-  bool is_own(const PeerQueue& queue) const { return queue.peer == paths_.size(); }
+  // With the state of the port now.
   PathFacts facts(const PeerQueue& queue) const;
-  std::string describe(const PeerQueue& queue) const;
 
   const ContextSetParts parts_;
   const std::uint32_t contexts_;
   const std::size_t queues_per_context_;
-  const std::uint32_t ranks_;                // of the communicator
-  const ibv_sge fetched_;                    // where the old values of signals' words go
-  UniqueCq cq_;                              // of all QPs, so that any QP can have any place in the order
-  std::vector<PeerQueue> queues_;            // context by context, in each by peer
-  std::vector<PeerQueue*> queue_of_;         // context by context, in each by rank; nullptr: not spoken to
-  SendBatch batch_;                          // not posted yet; its queue is never nullptr
-  Target batch_target_;                      // whose queue that is
+  const std::uint32_t ranks_;         // of the communicator
+  const ibv_sge fetched_;             // where the old values of signals' words go
+  UniqueCq cq_;                       // of all QPs, so that any QP can have any place in the order
+  std::vector<PeerQueue> queues_;     // context by context, in each by peer
+  std::vector<PeerQueue*> queue_of_;  // context by context, in each by rank; nullptr: not spoken to
+  SendBatch batch_;                   // not posted yet; its queue is never nullptr
+  Target batch_target_;               // whose queue that is
+  mutable SingleWriter<bool> polled_ = false;
   std::vector<std::uint32_t> peer_of_rank_;  // kNoPeer: not spoken to
   std::vector<PeerPath> paths_;              // by peer index, without oneself
   std::uint64_t max_message_bytes_ = 0;

@@ -302,7 +302,7 @@ Error ContextSetup::log_failure(const Error& error) const {
 
 void ContextSetup::log_success() const {
   VERBATIM_INFO("RMA: rank %u of %u has %d contexts to %zu peers on %s: %zu QPs, %s", parts_.ranks.rank(),
-                parts_.ranks.ranks(), request_.contexts, peers_.size(), parts_.port.name.c_str(), set_->qps(),
+                parts_.ranks.ranks(), request_.contexts, peers_.size(), parts_.port.name.c_str(), set_->queues().size(),
                 parts_.config.qp_order == QpOrder::kNative ? "native" : "staggered");
 }
 

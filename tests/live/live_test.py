@@ -39,8 +39,8 @@ def over_softverbs(*command):
     return [OPTIONS.launcher, "--lib", OPTIONS.verbs, "--namespace", f"live-{os.getpid()}", "--", *command]
 
 
-def perf(*arguments):
-    return over_softverbs(OPTIONS.perf, "sendrecv", "--plugin", OPTIONS.plugin, *arguments)
+def perf(*arguments, operation="sendrecv"):
+    return over_softverbs(OPTIONS.perf, operation, "--plugin", OPTIONS.plugin, *arguments)
 
 
 def fields(value, path=""):
@@ -63,6 +63,11 @@ def explained(heading):
     return {name for name, _ in rows}
 
 
+def without_queues(heading):
+    """What the page explains for processes without RMA contexts."""
+    return {field for field in explained(heading) if not field.startswith("rma[].")}
+
+
 def read_state(path):
     with socket.socket(socket.AF_UNIX) as reader:
         reader.connect(path)
@@ -78,10 +83,13 @@ class Live(unittest.TestCase):
 
     def start_job(self, **settings):
         """Two ranks that send to each other until the test ends. Returns their IDs."""
-        command = perf("-b", "64K", "-e", "64K", "-n", "100000000", "--timeout", "60")
+        self.start_perf("sendrecv", **settings)
+        return self.eventually(lambda: self.running_ranks())
+
+    def start_perf(self, operation, *arguments, **settings):
+        command = perf("-b", "64K", "-e", "64K", "-n", "100000000", "--timeout", "60", *arguments, operation=operation)
         self.job = subprocess.Popen(command, env=environment(self.directory, **settings), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.addCleanup(self.end_job)
-        return self.eventually(lambda: self.running_ranks())
 
     def running_ranks(self):
         shown = self.top()["processes"]
@@ -158,7 +166,7 @@ class Top(Live):
             state = read_state(path)
             self.assertEqual(state["schema"], 2)
             present = {field for field in fields(state) if not field.startswith("connections[].peer.")}
-            self.assertEqual(present, explained("The state of a process"))
+            self.assertEqual(present, without_queues("The state of a process"))
         self.assertEqual(os.stat(self.directory).st_mode & 0o777, 0o700)
 
     def test_EndedJob_LeavesNothing_AndStatisticsAreExplained(self):
@@ -176,10 +184,59 @@ class Top(Live):
             with open(f"{parent}/{name}", encoding="utf-8") as file:
                 content = json.load(file)
             self.assertEqual(content["schema"], 1)
-            without_outages = {field for field in explained("Statistics") if not field.startswith("connections[].outages[].")}
+            without_outages = {field for field in without_queues("Statistics") if not field.startswith("connections[].outages[].")}
             self.assertEqual(fields(content), without_outages)  # no lane was down
         with open(f"{self.directory}.json", encoding="utf-8") as file:
             self.assertEqual(list(json.load(file).items())[0], ("schema", 1))
+
+    def test_Puts_AreInTheStateAndThePageExplainsEveryField(self):
+        self.start_perf("alltoall_put", "--contexts", "2")
+
+        def busy():
+            states = [read_state(path) for path in self.sockets()] if os.path.isdir(self.directory) else []
+            found = len(states) == 2 and all(state["rma"] and len(state["rma"][0]["queues"]) >= 2 for state in states)
+            return states if found else None
+
+        for state in self.eventually(busy):
+            self.assertEqual(state["connections"], [])
+            explained_fields = {field for field in explained("The state of a process") if not field.startswith("connections[].")}
+            self.assertEqual(fields(state), explained_fields)
+            (contexts,) = state["rma"]
+            self.assertEqual((contexts["ranks"], contexts["contexts"], contexts["qps"]), (2, 2, 4))
+            self.assertEqual((contexts["device"], contexts["failed"], contexts["error"]), ("softverbs0:1", False, None))
+            for queue in contexts["queues"]:
+                self.assertIn(queue["peer"], (0, 1))
+                self.assertFalse(queue["stalled"])
+                for name, completed in queue["completed"].items():
+                    self.assertLessEqual(completed, queue["posted"].get(name, completed))
+        self.assertEqual(len(self.top()["processes"]), 2)
+        self.assertEqual(self.top()["problems"], [])
+
+    def test_EndedPuts_AreInTheStatistics(self):
+        done = subprocess.run(perf("-b", "4K", "-e", "4K", "-n", "10", "-w", "0", "-c", "0", operation="put_signal"),
+                              env=environment(self.directory, VERBATIM_STATS=f"{self.directory}-%p.stats"),
+                              capture_output=True, text=True, timeout=TIMEOUT_S)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        parent = os.path.dirname(self.directory)
+        statistics = [name for name in os.listdir(parent) if name.endswith(".stats")]
+        self.assertEqual(len(statistics), 2)
+        contents = []
+        for name in statistics:
+            with open(f"{parent}/{name}", encoding="utf-8") as file:
+                contents.append(json.load(file))
+            explained_fields = {field for field in explained("Statistics") if not field.startswith("connections[].")}
+            self.assertEqual(fields(contents[-1]), explained_fields)
+            queues = [queue for contexts in contents[-1]["rma"] for queue in contexts["queues"]]
+            total = contents[-1]["totals"]["rma"]
+            for name, sum_of_all in total.items():
+                self.assertEqual(sum_of_all, sum(queue["completed"][name] for queue in queues), name)
+            for queue in queues:
+                self.assertEqual(queue["outstanding"], 0)
+                self.assertEqual({name: queue["completed"][name] for name in queue["posted"]}, queue["posted"])
+            self.assertEqual(total["signals"], total["puts"])
+            self.assertEqual(total["put_bytes"], total["puts"] * 4096)
+            self.assertEqual((total["gets"], total["flushes"], total["get_bytes"]), (0, 0, 0))
+        self.assertGreater(max(content["totals"]["rma"]["puts"] for content in contents), 9)
 
     def test_KilledProcess_Disappears(self):
         ranks = self.start_job()

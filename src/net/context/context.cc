@@ -7,6 +7,7 @@
 #include <climits>
 #include <cstring>
 #include <fstream>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -52,8 +53,12 @@ std::set<std::string>* g_interned_names VERBATIM_GUARDED_BY(g_mutex) = nullptr; 
 // Of the last process state that merged devices, for those that follow.
 NetDevices::Table* g_device_table VERBATIM_GUARDED_BY(g_mutex) = nullptr;
 
-// With VERBATIM_STATS: what connections have carried since the library was loaded, in all contexts.
-std::vector<ConnectionStats>* g_stats VERBATIM_GUARDED_BY(g_mutex) = nullptr;
+// With VERBATIM_STATS: what connections and RMA have carried since the library was loaded, in all contexts.
+struct EndedStats {
+  std::vector<ConnectionStats> connections;
+  std::vector<RmaStats> rma;
+};
+EndedStats* g_stats VERBATIM_GUARDED_BY(g_mutex) = nullptr;
 
 const char* intern(const std::string& name) VERBATIM_REQUIRES(g_mutex) {
   if (g_interned_names == nullptr) g_interned_names = new std::set<std::string>;
@@ -471,10 +476,12 @@ void Context::write_stats() noexcept try {
   }
   const std::string path = expand_path(config_.stats_file, process_.host_name);
   const MutexLock lock(g_mutex);
-  if (g_stats == nullptr) g_stats = new std::vector<ConnectionStats>;
-  g_stats->insert(g_stats->end(), ended.begin(), ended.end());
-  if (const Status written = verbatim::write_stats(path, stats_json(process_.host_name, process_.process_id, *g_stats));
-      !written) {
+  if (g_stats == nullptr) g_stats = new EndedStats;
+  g_stats->connections.insert(g_stats->connections.end(), ended.begin(), ended.end());
+  std::vector<RmaStats> rma = process_.monitor->rma_sets().take_removed();
+  std::move(rma.begin(), rma.end(), std::back_inserter(g_stats->rma));
+  const std::string json = stats_json(process_.host_name, process_.process_id, g_stats->connections, g_stats->rma);
+  if (const Status written = verbatim::write_stats(path, json); !written) {
     VERBATIM_WARN("writing %s (VERBATIM_STATS) failed: %s", path.c_str(), to_string(written.error()).c_str());
   }
 } catch (...) {

@@ -65,12 +65,12 @@ Status write_and_rename(const std::string& unfinished, const std::string& path, 
 
 }  // namespace
 
-std::string stats_json(const std::string& host, std::uint64_t process_id,
-                       std::span<const ConnectionStats> connections) {
+std::string stats_json(const std::string& host, std::uint64_t process_id, std::span<const ConnectionStats> connections,
+                       std::span<const RmaStats> rma) {
   std::string out =
       "{\"schema\":1," + json_field("host", host) + "," + json_field("pid", static_cast<std::uint64_t>(::getpid())) +
       "," + json_field("process", hexadecimal(process_id)) + ",\n\"totals\":{\"send\":" + total(connections, true) +
-      ",\n\"recv\":" + total(connections, false) + "},\n\"connections\":[";
+      ",\n\"recv\":" + total(connections, false) + ",\n\"rma\":" + rma_total_json(rma) + "},\n\"connections\":[";
   const char* separator = "\n";
   for (const ConnectionStats& connection : connections) {
     out += separator +
@@ -81,6 +81,12 @@ std::string stats_json(const std::string& host, std::uint64_t process_id,
                         json_field("lanes_down", connection.lanes_down), outages_json(connection.outages),
                         json_field("completion", connection.atomic ? "atomic" : "imm"),
                         count_fields(connection.transfer_counts, connection.sends), latency_json(connection.latency)});
+    separator = ",\n";
+  }
+  out += "\n],\n\"rma\":[";
+  separator = "\n";
+  for (const RmaStats& stats : rma) {
+    out += separator + rma_json(stats);
     separator = ",\n";
   }
   return out + "\n]}\n";

@@ -54,7 +54,10 @@ Result<std::unique_ptr<Monitor>> Monitor::start(std::span<const std::unique_ptr<
 }
 
 Monitor::Monitor(std::span<const std::unique_ptr<Device>> devices, const MonitorSettings& settings)
-    : devices_(devices), stall_reports_(settings.stalls), keepalive_(settings.keepalive_ns) {}
+    : devices_(devices),
+      rma_sets_(table_.poller, settings.stalls),
+      stall_reports_(settings.stalls),
+      keepalive_(settings.keepalive_ns) {}
 
 Monitor::~Monitor() {
   if (!thread_.joinable()) return;
@@ -84,7 +87,7 @@ void Monitor::open_state_sockets(const MonitorSettings& settings) {
   const auto open = [&](const std::string& path, const char* setting, bool queries_qps) {
     const auto id = static_cast<std::uint32_t>(state_sockets_.size());
     Result<std::unique_ptr<StateSocket>> opened =
-        StateSocket::open({path, setting, queries_qps, id, settings.host}, table_);
+        StateSocket::open({path, setting, queries_qps, id, settings.host}, table_, rma_sets_);
     if (opened) return state_sockets_.push_back(std::move(*opened));
     VERBATIM_WARN(
         "no state can be read at %s (%s): %s: %s%s", path.c_str(), setting, opened.error().operation,
@@ -288,6 +291,7 @@ void Monitor::run() noexcept {
     std::vector<SideChannelSource::Resumed> resumed = take_resumed();
     std::uint64_t state_sockets_ns = kNever;
     for (const auto& socket : state_sockets_) state_sockets_ns = std::min(state_sockets_ns, socket->advance());
+    const std::uint64_t rma_sets_ns = rma_sets_.check(monotonic_ns());
     {
       const MutexLock lock(table_.mutex);
       if (stop_) return;
@@ -295,7 +299,7 @@ void Monitor::run() noexcept {
       keepalive_.tick(table_, now);
       accept_channels(std::move(resumed));
       while (table_.deadlines.nearest_ns() <= now) attend(*table_.deadlines.nearest(), now);
-      std::uint64_t next = std::min(state_sockets_ns, next_accept_ns_);
+      std::uint64_t next = std::min({state_sockets_ns, next_accept_ns_, rma_sets_ns});
       if (!table_.connections.empty()) {
         next = std::min({next, keepalive_.next_tick_ns(), table_.deadlines.nearest_ns()});
       }

@@ -28,6 +28,7 @@
 #include "net/monitor/connection_table.h"
 #include "net/monitor/device_calls.h"
 #include "net/monitor/keepalive.h"
+#include "net/monitor/rma_sets.h"
 #include "net/monitor/socket_ends.h"
 #include "net/monitor/stall_reports.h"
 #include "net/monitor/state_socket.h"
@@ -75,6 +76,8 @@ class Monitor final : public CommObserver {
 
   // The sockets of RMA.
   SocketEnds& socket_ends() { return socket_ends_; }
+  // The contexts of RMA.
+  RmaSets& rma_sets() { return rma_sets_; }
 
   void comm_failed(Comm& comm) noexcept override VERBATIM_EXCLUDES(table_.mutex);
   void lanes_changed(Comm& comm) noexcept override VERBATIM_EXCLUDES(table_.mutex);
@@ -112,6 +115,7 @@ class Monitor final : public CommObserver {
   const std::span<const std::unique_ptr<Device>> devices_;
   ConnectionTable table_;
   SocketEnds socket_ends_{table_.poller};
+  RmaSets rma_sets_;
   StallReports stall_reports_;
   Keepalive keepalive_ VERBATIM_GUARDED_BY(table_.mutex);
   std::vector<std::unique_ptr<StateSocket>> state_sockets_;  // two at most, by their IDs

@@ -83,14 +83,19 @@ std::string connection_json(const MonitoredConnection& connection) {
 
 }  // namespace
 
-StateSocket::StateSocket(Options options, UniqueFd listener, ConnectionTable& table)
-    : options_(std::move(options)), listener_(std::move(listener)), table_(table), owner_pid_(::getpid()) {}
+StateSocket::StateSocket(Options options, UniqueFd listener, ConnectionTable& table, const RmaSets& rma_sets)
+    : options_(std::move(options)),
+      listener_(std::move(listener)),
+      table_(table),
+      rma_sets_(rma_sets),
+      owner_pid_(::getpid()) {}
 
 StateSocket::~StateSocket() {
   if (bound_ && owner_pid_ == ::getpid()) ::unlink(options_.path.c_str());
 }
 
-Result<std::unique_ptr<StateSocket>> StateSocket::open(Options options, ConnectionTable& table) {
+Result<std::unique_ptr<StateSocket>> StateSocket::open(Options options, ConnectionTable& table,
+                                                       const RmaSets& rma_sets) {
   const Result<sockaddr_un> address = unix_address(options.path);
   if (!address) return address.error();
   Result<UniqueFd> listener = unix_socket();
@@ -99,7 +104,7 @@ Result<std::unique_ptr<StateSocket>> StateSocket::open(Options options, Connecti
   if (::fchmod(listener->get(), S_IRUSR | S_IWUSR) != 0) return system_error("fchmod", errno);
   if (is_dead_socket(options.path)) ::unlink(options.path.c_str());
   // Before bind() too: without memory for it no file may be left.
-  std::unique_ptr<StateSocket> made(new StateSocket(std::move(options), std::move(*listener), table));
+  std::unique_ptr<StateSocket> made(new StateSocket(std::move(options), std::move(*listener), table, rma_sets));
   if (::bind(made->listener_.get(), reinterpret_cast<const sockaddr*>(&*address), sizeof *address) != 0) {
     return system_error("bind", errno);
   }
@@ -201,7 +206,7 @@ std::string StateSocket::state_json() const {
     out += separator + connection_json(at->second);
     separator = ",\n";
   }
-  return out + "\n]}\n";
+  return out + "\n],\n\"rma\":" + rma_sets_.state_json(monotonic_ns()) + "}\n";
 }
 
 }  // namespace verbatim

@@ -1,5 +1,5 @@
 // VERBATIM_STATE_DIR and VERBATIM_STATE_SOCKET: UNIX sockets. Each program that connects to one reads the state of all
-// connections as JSON (plugin/STATE.md).
+// connections and RMA contexts as JSON (plugin/STATE.md).
 #pragma once
 
 #include <sys/types.h>
@@ -12,6 +12,7 @@
 #include "base/result.h"
 #include "base/unique_fd.h"
 #include "net/monitor/connection_table.h"
+#include "net/monitor/rma_sets.h"
 
 namespace verbatim {
 
@@ -27,7 +28,7 @@ class StateSocket {
   };
 
   // Listens at `path`, which only this user may open. The socket of a process that has ended is replaced.
-  static Result<std::unique_ptr<StateSocket>> open(Options options, ConnectionTable& table);
+  static Result<std::unique_ptr<StateSocket>> open(Options options, ConnectionTable& table, const RmaSets& rma_sets);
   // Removes the file.
   ~StateSocket();
   StateSocket(const StateSocket&) = delete;
@@ -46,7 +47,7 @@ class StateSocket {
     std::uint64_t deadline_ns = 0;  // then a reader that does not read is closed
   };
 
-  StateSocket(Options options, UniqueFd listener, ConnectionTable& table);
+  StateSocket(Options options, UniqueFd listener, ConnectionTable& table, const RmaSets& rma_sets);
 
   // While the process has no free descriptors, readers wait in the listen backlog.
   void pause(int why) noexcept;
@@ -58,6 +59,7 @@ class StateSocket {
   const Options options_;
   const UniqueFd listener_;
   ConnectionTable& table_;
+  const RmaSets& rma_sets_;
   bool bound_ = false;           // the file is this object's
   const pid_t owner_pid_;        // a forked child does not remove the file
   std::uint64_t resume_ns_ = 0;  // kNever: readers are accepted

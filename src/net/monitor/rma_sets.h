@@ -1,0 +1,65 @@
+// The sets of RMA contexts of this process, as far as the monitor needs them: it looks for stalls, and reads what they
+// have carried. RMA adds and removes them; net knows no more of RMA.
+#pragma once
+
+#include <cstdint>
+#include <list>
+#include <string>
+#include <vector>
+
+#include "base/mutex.h"
+#include "net/monitor/deadlines.h"
+#include "net/monitor/poller.h"
+#include "net/monitor/rma_stats.h"
+#include "net/monitor/stall_detector.h"
+
+namespace verbatim {
+
+// Contexts that were made together. Its functions are called one at a time.
+class MonitoredRmaSet {
+ public:
+  // The monitoring thread reports what has stalled, or lets it fail. Returns whether something is outstanding: the next
+  // check is nearer then. It calls no verb.
+  virtual bool check_stalls(const StallSettings& settings, std::uint64_t now) noexcept = 0;
+  // Without its number.
+  virtual RmaStats stats(std::uint64_t now) const = 0;
+
+ protected:
+  ~MonitoredRmaSet() = default;
+};
+
+// Owned by the monitor. Any thread; check and state_json are the monitoring thread's.
+class RmaSets {
+ public:
+  RmaSets(const Poller& poller, const StallSettings& settings) : poller_(poller), settings_(settings) {}
+
+  // `set` must outlive the call of remove.
+  void add(MonitoredRmaSet& set) VERBATIM_EXCLUDES(mutex_);
+  // After it no function of the set is called. `remembers`: what it has carried is for the file of statistics.
+  void remove(MonitoredRmaSet& set, bool remembers) noexcept VERBATIM_EXCLUDES(mutex_);
+
+  // Looks for stalls if it is time for that. Returns when it is to be called again.
+  std::uint64_t check(std::uint64_t now) noexcept VERBATIM_EXCLUDES(mutex_);
+  // The list of the sets, as JSON.
+  std::string state_json(std::uint64_t now) const VERBATIM_EXCLUDES(mutex_);
+  // What the sets that were removed have carried; they are forgotten.
+  std::vector<RmaStats> take_removed() VERBATIM_EXCLUDES(mutex_);
+
+ private:
+  struct Entry {
+    std::uint64_t number = 0;
+    MonitoredRmaSet* set = nullptr;
+
+    RmaStats stats(std::uint64_t now) const;
+  };
+
+  const Poller& poller_;
+  const StallSettings settings_;
+  mutable Mutex mutex_;
+  std::list<Entry> sets_ VERBATIM_GUARDED_BY(mutex_);
+  std::vector<RmaStats> removed_ VERBATIM_GUARDED_BY(mutex_);
+  std::uint64_t made_ VERBATIM_GUARDED_BY(mutex_) = 0;
+  std::uint64_t next_check_ns_ VERBATIM_GUARDED_BY(mutex_) = kNever;
+};
+
+}  // namespace verbatim
