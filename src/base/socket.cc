@@ -5,6 +5,7 @@
 #include <netinet/tcp.h>
 #include <poll.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 
@@ -171,6 +172,23 @@ bool is_passing(const Error& error) {
     default:
       return false;
   }
+}
+
+void set_keepalive(const UniqueFd& socket, unsigned seconds) {
+  // The first probe after half of the time, and three more in the rest.
+  constexpr int kProbes = 3;
+  constexpr int kMaxIdle = 32'767;  // of Linux
+  const int total = static_cast<int>(seconds);
+  const int on = 1;
+  const int idle = std::clamp(total / 2, 1, kMaxIdle);
+  const int interval = std::max((total - idle) / kProbes, 1);
+  const int timeout_ms = total * 1000;
+  static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on));
+  static_cast<void>(::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle));
+  static_cast<void>(::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval));
+  static_cast<void>(::setsockopt(socket.get(), IPPROTO_TCP, TCP_KEEPCNT, &kProbes, sizeof kProbes));
+  // Of data that is not acknowledged, and of probes, in place of TCP_KEEPCNT (tcp(7)).
+  static_cast<void>(::setsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms));
 }
 
 void close_with_reset(UniqueFd& socket) {

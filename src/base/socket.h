@@ -44,6 +44,10 @@ Result<bool> tcp_connected(const UniqueFd& socket);
 // Errors of these two that can pass: the listener is not open yet or overloaded, routes and neighbours change.
 bool is_passing(const Error& error);
 
+// The connection fails (ETIMEDOUT) when the peer's host has acknowledged nothing for `seconds`, not more than about a
+// day: neither data nor the kernel's keepalive probes. Without kernel support it stays open.
+void set_keepalive(const UniqueFd& socket, unsigned seconds);
+
 // The peer gets a reset, and no end of file.
 void close_with_reset(UniqueFd& socket);
 // Whether neither end has closed or reset the connection, as far as this host knows.

@@ -194,6 +194,8 @@ void Handshake::add_peer(Attempt& attempt) {
   if (peer.channel != nullptr) return;  // two hellos of one rank
   peer.name = rank_name(attempt.peer);
   peer.host = attempt.peer.host;
+  // Its end is the only sign of a host that has failed while nothing is put to it.
+  if (settings_.config.keepalive_s != 0) set_keepalive(attempt.socket, settings_.config.keepalive_s);
   peer.channel = std::make_unique<Channel>(std::move(attempt.socket));
   ++made_;
 }

@@ -1,5 +1,6 @@
 // Compares include/nccl with NCCL's own plugin headers: all slots of the tables and all fields of the structures.
-// Built only with -Dnccl_headers=DIR, the directory with NCCL's net.h and net_v6.h to net_v12.h.
+// Built only with -Dnccl_headers=DIR, the directory with NCCL's net.h and net_v6.h to net_v12.h. Those of RMA are
+// compared if DIR is in NCCL's source tree (plugins/net/example/nccl), which has rma_v14.h in src/include/plugin.
 #include <gtest/gtest.h>
 // NCCL's headers are C headers and need these two before them.
 #include <stdint.h>
@@ -15,7 +16,14 @@
 #include "nccl/net_v7.h"
 #include "nccl/net_v8.h"
 #include "nccl/net_v9.h"
+#include "nccl/rma_v13.h"
+#include "nccl/rma_v14.h"
 #include "net.h"
+#ifdef HAS_NCCL_RMA_HEADERS
+#include "gin/gin_v13.h"
+#include "rma/rma_v13.h"
+#include "rma/rma_v14.h"
+#endif
 
 namespace {
 
@@ -62,6 +70,10 @@ CORRESPONDS(ncclNetCommAttr_v11_t, nccl::v11::NetCommAttr);
 CORRESPONDS(ncclNetCommAttr_v12_t, nccl::v12::NetCommAttr);
 CORRESPONDS(ncclNetAttr_v11_t, nccl::v11::NetAttr);
 CORRESPONDS(ncclNetAttr_v12_t, nccl::v12::NetAttr);
+#ifdef HAS_NCCL_RMA_HEADERS
+CORRESPONDS(ncclGinConfig_v13_t, nccl::rma_v13::RmaConfig);
+CORRESPONDS(ncclRmaConfig_v14_t, nccl::rma_v14::RmaConfig);
+#endif
 
 // Tests of kCorresponds itself.
 static_assert(kCorresponds<ncclResult_t (*)(void*, size_t), nccl::Result (*)(void*, std::size_t)>);
@@ -114,6 +126,17 @@ static_assert(!kCorresponds<ncclNetProperties_v11_t*, nccl::v12::NetProperties*>
 #define ATTR(X, t, o) X(t, o, sendCommAttr) X(t, o, recvCommAttr) X(t, o, op) X(t, o, algo) X(t, o, proto)
 #define DEVICE_HANDLE(X, t, o) \
   X(t, o, netDeviceType) X(t, o, netDeviceVersion) X(t, o, handle) X(t, o, size) X(t, o, needsProxyProgress)
+
+#define RMA_BEGIN(X, t, o) \
+  X(t, o, name) X(t, o, init) X(t, o, devices) X(t, o, getProperties) X(t, o, listen) X(t, o, connect) \
+  X(t, o, createContext) X(t, o, regMrSym) X(t, o, regMrSymDmaBuf) X(t, o, deregMrSym) X(t, o, destroyContext) \
+  X(t, o, closeColl) X(t, o, closeListen) X(t, o, iput) X(t, o, iputSignal) X(t, o, iget) X(t, o, iflush) X(t, o, test)
+#define RMA_END(X, t, o) X(t, o, queryLastError) X(t, o, finalize)
+#define RMA_TABLE_V13(X, t, o) RMA_BEGIN(X, t, o) X(t, o, ginProgress) RMA_END(X, t, o)
+#define RMA_TABLE_V14(X, t, o) RMA_BEGIN(X, t, o) X(t, o, rmaProgress) RMA_END(X, t, o)
+#define RMA_CONFIG_V13(X, t, o) \
+  X(t, o, nSignals) X(t, o, nCounters) X(t, o, nContexts) X(t, o, queueDepth) X(t, o, trafficClass)
+#define RMA_CONFIG_V14(X, t, o) X(t, o, nContexts) X(t, o, trafficClass) X(t, o, rankStride)
 // clang-format on
 
 TEST(NcclHeaders, SharedTypes_MatchNccl) {
@@ -203,5 +226,23 @@ TEST(NcclHeaders, V12_MatchesNccl) {
   STRUCTURE(PROPERTIES_V12, ncclNetProperties_v12_t, nccl::v12::NetProperties);
   TABLE(TABLE_V11, ncclNet_v12_t, nccl::v12::Net);
 }
+
+#ifdef HAS_NCCL_RMA_HEADERS
+TEST(NcclHeaders, RmaV13_MatchesNccl) {
+  STRUCTURE(RMA_CONFIG_V13, ncclGinConfig_v13_t, nccl::rma_v13::RmaConfig);
+  TABLE(RMA_TABLE_V13, ncclRma_v13_t, nccl::rma_v13::Rma);
+  EXPECT_TRUE((std::is_same_v<ncclRma_v13_t, ncclGin_v13_t>));  // ncclGinPlugin_v13 has the same type
+}
+
+TEST(NcclHeaders, RmaV14_MatchesNccl) {
+  STRUCTURE(RMA_CONFIG_V14, ncclRmaConfig_v14_t, nccl::rma_v14::RmaConfig);
+  TABLE(RMA_TABLE_V14, ncclRma_v14_t, nccl::rma_v14::Rma);
+}
+
+TEST(NcclHeaders, RmaConstants_MatchNccl) {
+  EXPECT_EQ(NCCL_GIN_SIGNAL_OP_INC, static_cast<int>(nccl::kSignalIncrement));
+  EXPECT_EQ(NCCL_GIN_SIGNAL_OP_ADD, static_cast<int>(nccl::kSignalAdd));
+}
+#endif
 
 }  // namespace

@@ -3,9 +3,11 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <thread>
@@ -136,6 +138,27 @@ TEST(Socket, ConnectWithoutListener_IsRemoteError) {
   }
   EXPECT_EQ(error.kind, ErrorKind::kRemote);
   EXPECT_EQ(error.sys_errno, ECONNREFUSED);
+}
+
+TEST(Socket, Keepalive_EndsWithinItsTime) {
+  Pair pair = connected_pair();
+  const auto option = [&](int level, int name) {
+    int value = -1;
+    socklen_t bytes = sizeof value;
+    EXPECT_EQ(::getsockopt(pair.client.get(), level, name, &value, &bytes), 0);
+    return value;
+  };
+  EXPECT_EQ(option(SOL_SOCKET, SO_KEEPALIVE), 0);
+  for (const int seconds : {1, 2, 5, 300, 86'400}) {
+    set_keepalive(pair.client, static_cast<unsigned>(seconds));
+    EXPECT_EQ(option(SOL_SOCKET, SO_KEEPALIVE), 1);
+    EXPECT_EQ(option(IPPROTO_TCP, TCP_USER_TIMEOUT), seconds * 1000);
+    const int probes_s =
+        option(IPPROTO_TCP, TCP_KEEPIDLE) + option(IPPROTO_TCP, TCP_KEEPINTVL) * option(IPPROTO_TCP, TCP_KEEPCNT);
+    EXPECT_LE(option(IPPROTO_TCP, TCP_KEEPIDLE), std::max(seconds / 2, 1));
+    EXPECT_LE(probes_s, std::max(seconds, 4));
+    EXPECT_GE(probes_s, seconds - 3);
+  }
 }
 
 TEST(Socket, Address_IsFormattedAsUsual) {

@@ -56,7 +56,7 @@ TEST_F(StateSocketTest, ContextOpen_StateIsReadable) {
     struct stat status {};
     ASSERT_EQ(::stat(found.c_str(), &status), 0);
     EXPECT_EQ(status.st_mode & 0777, 0600U);
-    EXPECT_NE(read_state(found).find("\"connections\":[\n]}"), std::string::npos) << read_state(found);
+    EXPECT_NE(read_state(found).find("\"connections\":[\n],\n\"rma\":[]}"), std::string::npos) << read_state(found);
     ASSERT_NO_FATAL_FAILURE(link.connect());
     Buffers buffers(link, 8);
     ASSERT_NE(buffers.irecv(8), nullptr);
