@@ -313,21 +313,23 @@ std::vector<Row> rows() {
       number_row(
           "VERBATIM_KEEPALIVE_S", nullptr, &Config::keepalive_s, 0, 86'400, "300",
           "Seconds without a message and without data from the peer process after which its connections fail if its "
-          "host acknowledges the pings, or if its NIC does not answer either; 0: never."),
+          "host acknowledges the pings, or if its NIC does not answer either; an RMA communicator fails when the host "
+          "of a rank acknowledges nothing on its TCP connection for so long. 0: never."),
       number_row(
           "VERBATIM_STALL_WARN_S", nullptr, &Config::stall_warn_s, 0, 86'400, "30",
-          "Seconds without progress, with operations outstanding, after which a warning reports the connection and the "
-          "cause of the stall; 0: never."),
+          "Seconds without progress, with operations outstanding, after which a warning reports the connection, or the "
+          "peer and context of RMA, and the cause of the stall; 0: never."),
       number_row("VERBATIM_STALL_FAIL_S", nullptr, &Config::stall_fail_s, 0, 86'400, "0",
-                 "Seconds until a stalled connection fails at both ends; 0: never."),
+                 "Seconds until a stalled connection fails at both ends, and a stalled RMA communicator at all ranks; "
+                 "0: never."),
       {"VERBATIM_STATE_DIR", nullptr, "path, or `none`", "`/tmp/verbatim-UID`",
        "Directory in which each process has a UNIX socket with its state (plugin/STATE.md): there `verbatim-top` and "
        "`verbatim-exporter` find it. It is made if it does not exist; only its user may have access to it.",
        any_text(&Config::state_directory)},
       {"VERBATIM_STATE_SOCKET", nullptr, "path", "none",
-       "Another UNIX socket, at this path, from which the state of all connections can be read as JSON. `%p` is "
-       "replaced by the process ID, "
-       "`%h` by the host name.",
+       "Another UNIX socket, at this path, from which the state of all connections and RMA contexts can be read as "
+       "JSON. "
+       "`%p` is replaced by the process ID, `%h` by the host name.",
        any_text(&Config::state_socket)},
       {"VERBATIM_LATENCY", nullptr, "0 or 1", "0",
        "Whether each connection measures latencies: see [Latencies](#latencies).",
@@ -337,7 +339,8 @@ std::vector<Row> rows() {
        "profiler](#nccls-profiler).",
        one_of(&Config::profiler, {{"0", false}, {"1", true}})},
       {"VERBATIM_STATS", nullptr, "path", "none",
-       "File for the statistics of each connection as JSON, written when NCCL calls finalize. `%p` is replaced by the "
+       "File for the statistics of each connection and of RMA as JSON, written when NCCL calls finalize. `%p` is "
+       "replaced by the "
        "process ID, `%h` by the host name.",
        any_text(&Config::stats_file)},
   };

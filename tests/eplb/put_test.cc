@@ -103,6 +103,9 @@ TEST(PutMode, ComparedWithOtherModes_NeedsTheBuffersOfDirect) {
     EXPECT_EQ("packed", json[0]["over"]);
     EXPECT_EQ(second, json[1]["over"].get<std::string>());
     EXPECT_EQ("put", json[2]["over"]);
+    for (const auto& rank : json[2]["last_run"]["by_rank"]) {
+      EXPECT_EQ(run_over == &run_put ? "equal" : "absent", rank["stats"].get<std::string>());
+    }
     EXPECT_LT(0, json[0]["last_run"]["memory"]["send_bytes"]);
     EXPECT_EQ(0, json[2]["last_run"]["memory"]["send_bytes"]);
     EXPECT_EQ(0, json[2]["last_run"]["memory"]["recv_bytes"]);

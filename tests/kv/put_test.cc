@@ -25,6 +25,7 @@ TEST(PutMode, AnyShape_IsServedAsPlanned) {
     ASSERT_EQ(kOk, run.status) << run.output;
     EXPECT_EQ("put", run.report["mode"]);
     for (const Json& family : run.report["families"]) expect_plan(run, family["name"]);
+    for (const Json& rank : run.report["ranks"]) EXPECT_EQ("equal", rank["plugin_counters"]);
   }
 }
 

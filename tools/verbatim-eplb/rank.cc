@@ -200,13 +200,19 @@ class EplbRank final : public ranks::Rank {
     own.in_use_bytes = in_use > in_use_before ? in_use - in_use_before : 0;
     transport_->close();
     mover_.reset();
-    transport_.reset();                                 // unloads the plugin, which then writes its counters
-    own.stats = options_.mode == Mode::kPut ? "absent"  // Verbatim's counters are of the net table
-                                            : compare_stats(counters_.text(), planned(true), planned(false));
+    transport_.reset();  // unloads the plugin, which then writes its counters
+    own.stats = plugin_counters();
     for (const std::string& text : coordinator_.all_gather(json_of(own).dump())) {
       report_.by_rank.push_back(summary_of(ranks::Json::parse(text)));
     }
     compare_with_plan();
+  }
+
+  std::string plugin_counters() const {
+    if (options_.mode != Mode::kPut) return compare_stats(counters_.text(), planned(true), planned(false));
+    // Puts between ranks that NCCL has joined by NVLink or memory do not reach the plugin.
+    if (options_.over != Over::kPlugin) return "absent";
+    return compare_put_stats(counters_.text(), planned(true));
   }
 
   std::vector<std::uint64_t> planned(bool sends) const { return planned(rank_, sends); }

@@ -62,4 +62,23 @@ std::string compare_stats(const std::optional<std::string>& text, const std::vec
   return "equal";
 }
 
+std::string compare_put_stats(const std::optional<std::string>& text, const std::vector<std::uint64_t>& put) {
+  if (!text) return "absent";
+  try {
+    const nlohmann::json json = nlohmann::json::parse(*text);
+    std::vector<std::uint64_t> counted(put.size());
+    for (const nlohmann::json& contexts : json.at("rma")) {
+      for (const nlohmann::json& queue : contexts.at("queues")) {
+        const auto peer = queue.at("peer").get<std::size_t>();
+        counted.resize(std::max(counted.size(), peer + 1));
+        counted[peer] += queue.at("completed").at("put_bytes").get<std::uint64_t>();
+      }
+    }
+    if (counted == put) return "equal";
+    return "put: by rank the plugin counted " + list(counted) + " bytes, the plan has " + list(put);
+  } catch (const nlohmann::json::exception& error) {
+    return std::string("the plugin's counters cannot be read: ") + error.what();
+  }
+}
+
 }  // namespace verbatim::eplb

@@ -23,4 +23,16 @@ std::string compare_plugin_counters(const std::optional<std::string>& text, std:
   return "equal";
 }
 
+std::string compare_put_counters(const std::optional<std::string>& text, std::uint64_t put_bytes) {
+  if (!text) return "absent";
+  try {
+    const ranks::Json total = ranks::Json::parse(*text).at("totals").at("rma");
+    const auto plugin_bytes = total.at("put_bytes").get<std::uint64_t>();
+    if (plugin_bytes == put_bytes) return "equal";
+    return "put: the plugin counted " + std::to_string(plugin_bytes) + " bytes, this rank " + std::to_string(put_bytes);
+  } catch (const ranks::Json::exception& malformed) {
+    return std::string("the plugin's counters cannot be read: ") + malformed.what();
+  }
+}
+
 }  // namespace verbatim::kv

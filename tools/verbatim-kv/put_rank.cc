@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "memory/guarded_buffer.h"
+#include "ranks/plugin_counters.h"
 #include "ranks/plugin_log.h"
 #include "ranks/progress_bar.h"
 #include "ranks/worker_thread.h"
@@ -33,7 +34,8 @@ class PutRank final : public ranks::Rank {
         is_prefill_(options_.job.rank < options_.prefills),
         index_(static_cast<std::uint32_t>(is_prefill_ ? options_.job.rank : options_.job.rank - options_.prefills)),
         layout_(lay_out(options_, requests_, is_prefill_)),
-        memory_(*storage_, layout_.families, options_.allocations) {
+        memory_(*storage_, layout_.families, options_.allocations),
+        counters_(options_.job.token) {
     ranks::keep_plugin_log(options_.job.rank, options_.plugin_log);
     comm_.emplace(options_.plugin, options_.api_version, options_.job.token);
   }
@@ -188,7 +190,7 @@ class PutRank final : public ranks::Rank {
     for (const auto& words : words_) {
       if (const auto damage = words->damage()) own.damage += damage->bytes;
     }
-    report_.add_all_ranks(coordinator_, own, std::nullopt, stats);  // Verbatim's counters are of the net table
+    report_.add_all_ranks(coordinator_, own, counters_.text(), stats, true);
     if (options_.job.rank == 0) {
       print(stdout, report_);
       if (!options_.json.empty()) write(report_, options_.json);
@@ -204,6 +206,7 @@ class PutRank final : public ranks::Rank {
   Layout layout_;
   const std::unique_ptr<memory::Memory> storage_ = memory::make_host_memory();  // registered: freed after the plugin
   CacheMemory memory_;
+  const ranks::PluginCounters counters_;
   std::optional<ranks::RmaComm> comm_;
   std::vector<void*> window_;                                  // by interval
   std::vector<std::unique_ptr<memory::GuardedBuffer>> words_;  // by family

@@ -110,7 +110,8 @@ Plan plan_of(const Geometry& geometry, const std::vector<Request>& requests) {
 }
 
 void Report::add_all_ranks(ranks::CoordinatorConnection& coordinator, const RankMemory& memory,
-                           const std::optional<std::string>& counters, const std::vector<const FamilyStats*>& stats) {
+                           const std::optional<std::string>& counters, const std::vector<const FamilyStats*>& stats,
+                           bool puts) {
   std::uint64_t sent_bytes = 0;
   std::uint64_t received_bytes = 0;
   for (const FamilyStats* const family : stats) {
@@ -119,7 +120,8 @@ void Report::add_all_ranks(ranks::CoordinatorConnection& coordinator, const Rank
   }
   Json own;
   own["memory"] = {memory.bytes, memory.allocations, memory.registrations, memory.reg_mr_calls, memory.damage};
-  own["plugin_counters"] = compare_plugin_counters(counters, sent_bytes, received_bytes);
+  own["plugin_counters"] =
+      puts ? compare_put_counters(counters, sent_bytes) : compare_plugin_counters(counters, sent_bytes, received_bytes);
   own["families"] = ranks::Json::array();
   for (const FamilyStats* const family : stats) own["families"].push_back(to_json(*family));
   for (const std::string& text : coordinator.all_gather(own.dump())) {

@@ -53,7 +53,8 @@ struct Report {
   // Adds the counters of all ranks. `counters`: what the plugin wrote (PluginCounters::text()). Every rank must call it
   // at the same time.
   void add_all_ranks(ranks::CoordinatorConnection& coordinator, const RankMemory& memory,
-                     const std::optional<std::string>& counters, const std::vector<const FamilyStats*>& stats);
+                     const std::optional<std::string>& counters, const std::vector<const FamilyStats*>& stats,
+                     bool puts = false);
   std::uint64_t wrong() const;
   bool counters_differ() const;  // the plugin's counters from this tool's, in a run without failed connections
   // Adds the counters that a rank has sent. `json` is the list of the families' counters.

@@ -54,6 +54,17 @@ TEST(PluginStatsCheck, TotalsAndBytesPerPeer_AreCompared) {
   EXPECT_NE("equal", compare_stats("{}", {}, {}));
 }
 
+TEST(PluginStatsCheck, PutsByRank_AreCompared) {
+  const std::string text = R"({"rma": [{"queues": [{"peer": 1, "completed": {"put_bytes": 30}},
+      {"peer": 2, "completed": {"put_bytes": 5}}, {"peer": 1, "completed": {"put_bytes": 10}}]}]})";
+  EXPECT_EQ("absent", compare_put_stats(std::nullopt, {}));
+  EXPECT_EQ("equal", compare_put_stats(text, {0, 40, 5}));
+  EXPECT_EQ("put: by rank the plugin counted 0, 40, 5 bytes, the plan has 0, 5, 40",
+            compare_put_stats(text, {0, 5, 40}));
+  EXPECT_NE("equal", compare_put_stats(text, {0, 40}));
+  EXPECT_NE("equal", compare_put_stats("{}", {}));
+}
+
 // Records the text of a watchdog that fires; wait() blocks until then.
 class Alarm {
  public:

@@ -278,6 +278,14 @@ TEST(PluginCounters, BothDirections_AreCompared) {
   EXPECT_NE("equal", compare_plugin_counters("{", 10, 20));
 }
 
+TEST(PluginCounters, PutBytes_AreCompared) {
+  const std::string text = R"({"totals": {"rma": {"puts": 3, "put_bytes": 10}}})";
+  EXPECT_EQ("absent", compare_put_counters(std::nullopt, 1));
+  EXPECT_EQ("equal", compare_put_counters(text, 10));
+  EXPECT_EQ("put: the plugin counted 10 bytes, this rank 11", compare_put_counters(text, 11));
+  EXPECT_NE("equal", compare_put_counters("{}", 10));
+}
+
 TEST(RequestBatches, AllRequests_AreInOrderAndWithinCapacity) {
   const Options options =
       parse({"--requests", "100", "--prefill", "2", "--decode", "4", "--tp-ratio", "2", "--concurrency", "3"});
