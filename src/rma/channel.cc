@@ -13,6 +13,8 @@ namespace {
 
 // A rank is at most one collective call ahead of another, whose messages are at most three.
 constexpr std::size_t kMaxReceived = 16;
+// Each set of contexts has at most kMaxRmaPorts lanes that fail; the monitor takes the messages soon.
+constexpr std::size_t kMaxFenced = 1024;
 
 }  // namespace
 
@@ -99,6 +101,13 @@ void Channel::process(wire::RmaMessageType type, std::span<const std::uint8_t> b
       received_.push_back(std::move(*exchange));
       return;
     }
+    case wire::RmaMessageType::kLaneFenced: {
+      Result<wire::RmaLaneFenced> fenced = wire::decode_rma_lane_fenced(body);
+      if (!fenced) return set_end(End::kLost, fenced.error().operation);
+      if (fenced_.size() == kMaxFenced) return set_end(End::kLost, "more messages than lanes");
+      fenced_.push_back(std::move(*fenced));
+      return;
+    }
     case wire::RmaMessageType::kClose:
       return set_end(End::kClosed, "it has closed");
     case wire::RmaMessageType::kFailed:
@@ -121,6 +130,14 @@ std::optional<wire::RmaExchange> Channel::take() {
   if (received_.empty()) return std::nullopt;
   wire::RmaExchange next = std::move(received_.front());
   received_.pop_front();
+  return next;
+}
+
+std::optional<wire::RmaLaneFenced> Channel::take_fenced() {
+  const MutexLock lock(mutex_);
+  if (fenced_.empty()) return std::nullopt;
+  wire::RmaLaneFenced next = std::move(fenced_.front());
+  fenced_.pop_front();
   return next;
 }
 

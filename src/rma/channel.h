@@ -39,6 +39,8 @@ class Channel {
 
   // Reads what has arrived.
   void receive() VERBATIM_EXCLUDES(mutex_);
+  // The next message of a lane that was received.
+  std::optional<wire::RmaLaneFenced> take_fenced() VERBATIM_EXCLUDES(mutex_);
   // The next message of a collective call that was received.
   std::optional<wire::RmaExchange> take() VERBATIM_EXCLUDES(mutex_);
 
@@ -63,6 +65,7 @@ class Channel {
   std::vector<std::uint8_t> incoming_ VERBATIM_GUARDED_BY(mutex_);  // header, later header and body
   std::size_t filled_ VERBATIM_GUARDED_BY(mutex_) = 0;
   std::deque<wire::RmaExchange> received_ VERBATIM_GUARDED_BY(mutex_);
+  std::deque<wire::RmaLaneFenced> fenced_ VERBATIM_GUARDED_BY(mutex_);
   std::string reason_ VERBATIM_GUARDED_BY(mutex_);
   std::atomic<std::uint64_t> ended_ns_{0};
   std::atomic<End> end_{End::kOpen};

@@ -11,22 +11,27 @@ namespace verbatim::rma {
 namespace {
 
 constexpr std::size_t kScratchBytes = 4096;
+// Ranks are at most one set ahead, with one message for each rank and lane.
+constexpr std::size_t kMaxEarly = 1U << 16;
 
 }  // namespace
 
-CollComm::CollComm(const CollSettings& settings, const Port& port, std::vector<PeerRank> peers, std::uint32_t rank)
+CollComm::CollComm(const CollSettings& settings, std::vector<const Port*> ports, std::vector<PeerRank> peers,
+                   std::uint32_t rank)
     : settings_(settings),
-      port_(port),
+      ports_(std::move(ports)),
       ranks_(std::move(peers), rank, settings.config.connect_timeout_s, failures_),
       failures_([this](const std::string& text) { tell_failure(text); }) {}
 
-Result<std::unique_ptr<CollComm>> CollComm::create(const CollSettings& settings, const Port& port,
+Result<std::unique_ptr<CollComm>> CollComm::create(const CollSettings& settings, std::vector<const Port*> ports,
                                                    std::vector<PeerRank> peers, std::uint32_t rank) {
-  std::unique_ptr<CollComm> comm(new CollComm(settings, port, std::move(peers), rank));
+  std::unique_ptr<CollComm> comm(new CollComm(settings, std::move(ports), std::move(peers), rank));
   const Status own = comm->prepare();
   const Result<std::vector<wire::RmaExchange>> ready = comm->ranks_.exchange(
-      wire::RmaCall::kReady, own ? wire::RmaOutcome::kDone : wire::RmaOutcome::kFailed,
-      [&](std::size_t) { return own ? std::vector<std::uint8_t>() : wire::encode_rma_text(to_string(own.error())); });
+      wire::RmaCall::kReady, own ? wire::RmaOutcome::kDone : wire::RmaOutcome::kFailed, [&](std::size_t) {
+        return own ? std::vector{static_cast<std::uint8_t>(comm->ports_.size())}
+                   : wire::encode_rma_text(to_string(own.error()));
+      });
   if (!own) return own.error();
   if (!ready) return ready.error();
   for (std::size_t i = 0; i < ready->size(); ++i) {
@@ -36,12 +41,30 @@ Result<std::unique_ptr<CollComm>> CollComm::create(const CollSettings& settings,
                   name.c_str(), wire::decode_rma_text((*ready)[i].body).c_str(), name.c_str());
     return Error{ErrorKind::kRemote, 0, "connect", true};
   }
+  if (const Status read = comm->read_port_counts(*ready); !read) return read.error();
   return comm;
 }
 
+Status CollComm::read_port_counts(const std::vector<wire::RmaExchange>& received) {
+  port_counts_.assign(ranks_.ranks(), static_cast<std::uint8_t>(ports_.size()));
+  for (std::size_t i = 0; i < received.size(); ++i) {
+    const std::vector<std::uint8_t>& body = received[i].body;
+    const PeerRank& peer = ranks_.all()[i];
+    if (body.size() != 1 || body[0] == 0 || body[0] > wire::kMaxRmaPorts) {
+      VERBATIM_WARN("connecting rank %u (RMA) failed: %s has sent a damaged message. Next: look at %s first",
+                    ranks_.rank(), peer.name.c_str(), peer.name.c_str());
+      return Error{ErrorKind::kRemote, EPROTO, "connect", true};
+    }
+    port_counts_[peer.rank] = body[0];
+  }
+  // Then a rank may send at any time that a lane has failed.
+  if (*std::max_element(port_counts_.begin(), port_counts_.end()) == 1) return {};
+  for (const PeerRank& peer : ranks_.all()) settings_.monitor.socket_ends().watch_messages(peer.channel->fd());
+  return {};
+}
+
 Status CollComm::prepare() {
-  const Port* const ports[] = {&port_};
-  Result<ControlMemory> scratch = ControlMemory::create(ports, kScratchBytes);
+  Result<ControlMemory> scratch = ControlMemory::create(ports_, kScratchBytes);
   if (!scratch) return scratch.error();
   scratch_ = std::move(*scratch);
   for (std::size_t i = 0; i < ranks_.all().size(); ++i) {
@@ -83,14 +106,18 @@ Result<ContextSet*> CollComm::create_contexts(const ContextSetupRequest& request
 Result<ContextSet*> CollComm::create_locked(const ContextSetupRequest& request) {
   if (failures_.has_failed()) return Error{failures_.kind(), 0, "createContext after a failure", true};
   remove_destroyed();
-  ContextSetup setup(request, port_,
+  std::vector<std::uint32_t> scratch_lkeys;
+  for (std::size_t i = 0; i < ports_.size(); ++i) scratch_lkeys.push_back(scratch_->lkey(i));
+  ContextSetup setup(request, ports_,
                      {.owner = *this,
                       .config = settings_.config,
                       .host_name = settings_.host_name,
                       .ranks = ranks_,
                       .failures = failures_,
-                      .port = port_,
-                      .scratch_lkey = scratch_->lkey(0),
+                      .number = sets_made_++,
+                      .ports = {},
+                      .port_counts = port_counts_,
+                      .scratch_lkeys = std::move(scratch_lkeys),
                       .scratch = reinterpret_cast<std::uint64_t>(scratch_->data()),
                       .max_recvs = settings_.max_recvs});
   Result<std::unique_ptr<ContextSet>> set = setup.run();
@@ -98,7 +125,9 @@ Result<ContextSet*> CollComm::create_locked(const ContextSetupRequest& request) 
   ContextSet* const made = set->get();
   sets_.push_back({std::move(*set)});
   sets_.back().watch = std::make_unique<StallWatch>(*made, failures_, settings_.monitor.rma_sets(),
+                                                    settings_.config.lane_timeout_ms * kNanosecondsPerMillisecond,
                                                     !settings_.config.stats_file.empty());
+  if (made->failover() != nullptr) add_lanes(*made);
   contexts_in_use_.fetch_add(1);
   // A rank may have ended since it took part.
   for (const PeerRank& peer : ranks_.all()) {
@@ -130,17 +159,49 @@ void CollComm::destroy_contexts(ContextSet& set) {
 
 void CollComm::remove_destroyed() {
   const std::uint64_t now = monotonic_ns();
-  std::erase_if(sets_, [&](const CreatedSet& created) {
+  const auto is_over = [&](const CreatedSet& created) {
     return created.destroyed_ns != 0 && now - created.destroyed_ns > close_timeout_ns();
-  });
+  };
+  {
+    const MutexLock lock(lanes_mutex_);
+    for (const CreatedSet& created : sets_) {
+      if (is_over(created)) lanes_of_.erase(created.set->number());
+    }
+  }
+  std::erase_if(sets_, is_over);
+}
+
+void CollComm::add_lanes(ContextSet& set) {
+  const MutexLock lock(lanes_mutex_);
+  lanes_of_[set.number()] = &set;
+  for (const auto& [rank, fenced] : std::exchange(early_, {})) pass_on(rank, fenced);
+}
+
+void CollComm::pass_on(std::uint32_t rank, const wire::RmaLaneFenced& fenced) {
+  const auto found = lanes_of_.find(fenced.set);
+  if (found != lanes_of_.end()) {
+    return found->second->failover()->peer_fenced(found->second->peer_of(rank), fenced.lane, fenced.psns);
+  }
+  // Of a set that this rank has destroyed, nothing is needed any more.
+  const bool is_early = lanes_of_.empty() || fenced.set > lanes_of_.rbegin()->first;
+  if (is_early && early_.size() < kMaxEarly) early_.emplace_back(rank, fenced);
+}
+
+// The monitoring thread.
+void CollComm::receive_from(const PeerRank& peer) noexcept {
+  try {
+    peer.channel->receive();
+    const MutexLock lock(lanes_mutex_);
+    while (const std::optional<wire::RmaLaneFenced> fenced = peer.channel->take_fenced()) pass_on(peer.rank, *fenced);
+  } catch (...) {  // the connection may have ended all the same
+    VERBATIM_WARN("no memory for what %s has sent", peer.name.c_str());
+  }
+  ranks_.wake();
+  if (peer.channel->end() != Channel::End::kOpen) peer_ended(peer);
 }
 
 // The monitoring thread, or create_contexts.
 void CollComm::peer_ended(const PeerRank& peer) noexcept {
-  try {
-    peer.channel->receive();
-  } catch (...) {  // no memory for what it has sent: the connection has ended all the same
-  }
   if (contexts_in_use_.load() == 0) return;  // a collective call finds out
   const Channel::End end = peer.channel->end();
   if (end == Channel::End::kOpen) return;
@@ -183,8 +244,7 @@ Result<Memory*> CollComm::register_locked(const MrRequest& request) {
   }
   const bool second = std::exchange(repeats_, std::nullopt).has_value();
   const bool may_repeat = request.type == MemoryType::kDmaBuf && !second;
-  const Port* const ports[] = {&port_};
-  Result<std::unique_ptr<MemoryHandle>> own = verbatim::register_memory(ports, request);
+  Result<std::unique_ptr<MemoryHandle>> own = verbatim::register_memory(ports_, request);
   if (!own && may_repeat) {
     ranks_.announce_repeat(wire::RmaCall::kRegister);
     repeats_ = buffer;
@@ -204,8 +264,9 @@ Result<Memory*> CollComm::register_locked(const MrRequest& request) {
 Result<std::vector<wire::RmaExchange>> CollComm::exchange_registration(const Result<std::unique_ptr<MemoryHandle>>& own,
                                                                        const MrRequest& request) {
   const std::vector<std::uint8_t> body =
-      own ? wire::encode_rma_registration(
-                {reinterpret_cast<std::uint64_t>(request.address), request.bytes, (*own)->rkey[0]})
+      own ? wire::encode_rma_registration({reinterpret_cast<std::uint64_t>(request.address),
+                                           request.bytes,
+                                           {(*own)->rkey, (*own)->rkey + ports_.size()}})
           : wire::encode_rma_text(to_string(own.error()));
   return ranks_.exchange(wire::RmaCall::kRegister, own ? wire::RmaOutcome::kDone : wire::RmaOutcome::kFailed,
                          [&](std::size_t) -> std::vector<std::uint8_t> {
@@ -222,6 +283,9 @@ Result<std::unique_ptr<Memory>> CollComm::complete(std::unique_ptr<MemoryHandle>
   memory->rank_count = ranks_.ranks();
   memory->ranks.resize(memory->rank_count);
   memory->ranks[ranks_.rank()] = memory->own;
+  memory->lkeys.assign(own->lkey, own->lkey + ports_.size());
+  memory->rkeys.resize(memory->rank_count);
+  memory->rkeys[ranks_.rank()].assign(own->rkey, own->rkey + ports_.size());
   for (std::size_t i = 0; i < received.size(); ++i) {
     const PeerRank& peer = ranks_.all()[i];
     const bool done = received[i].outcome == wire::RmaOutcome::kDone;
@@ -235,7 +299,8 @@ Result<std::unique_ptr<Memory>> CollComm::complete(std::unique_ptr<MemoryHandle>
           request.bytes, ranks_.rank(), peer.name.c_str(), why.c_str(), peer.name.c_str());
       return Error{ErrorKind::kRemote, 0, "registration", true};
     }
-    memory->ranks[peer.rank] = {theirs->address, theirs->bytes, theirs->rkey};
+    memory->ranks[peer.rank] = {theirs->address, theirs->bytes, theirs->rkeys.front()};
+    memory->rkeys[peer.rank] = theirs->rkeys;
   }
   memory->registration = std::move(own);
   return memory;

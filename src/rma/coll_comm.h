@@ -6,9 +6,11 @@
 
 #include <atomic>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/clock.h"
@@ -41,7 +43,8 @@ struct CollSettings {
 class CollComm {
  public:
   // Takes over the connections that a handshake has made. Collective.
-  static Result<std::unique_ptr<CollComm>> create(const CollSettings& settings, const Port& port,
+  // `ports`: that of the device, then those with which it shares its lanes.
+  static Result<std::unique_ptr<CollComm>> create(const CollSettings& settings, std::vector<const Port*> ports,
                                                   std::vector<PeerRank> peers, std::uint32_t rank);
   ~CollComm();
   CollComm(const CollComm&) = delete;
@@ -66,11 +69,14 @@ class CollComm {
   bool wait_for_ends(std::uint64_t deadline_ns) const { return ranks_.wait_for_ends(deadline_ns); }
 
  private:
-  // The end of the connection to one rank.
+  // The end of the connection to one rank, and its messages where ranks have several lanes.
   class Observer final : public SocketEndObserver {
    public:
     Observer(CollComm& comm, std::size_t peer) : comm_(comm), peer_(peer) {}
-    void socket_ended() noexcept override { comm_.peer_ended(comm_.ranks_.all()[peer_]); }
+    void socket_ready() noexcept override { comm_.receive_from(comm_.ranks_.all()[peer_]); }
+    bool socket_is_open() const noexcept override {
+      return comm_.ranks_.all()[peer_].channel->end() == Channel::End::kOpen;
+    }
 
    private:
     CollComm& comm_;
@@ -87,9 +93,15 @@ class CollComm {
     bool operator==(const Buffer&) const = default;
   };
 
-  CollComm(const CollSettings& settings, const Port& port, std::vector<PeerRank> peers, std::uint32_t rank);
+  CollComm(const CollSettings& settings, std::vector<const Port*> ports, std::vector<PeerRank> peers,
+           std::uint32_t rank);
 
   Status prepare();
+  // From the exchange of connect: how many ports each rank has. An error has been logged.
+  Status read_port_counts(const std::vector<wire::RmaExchange>& received);
+  void receive_from(const PeerRank& peer) noexcept;
+  void pass_on(std::uint32_t rank, const wire::RmaLaneFenced& fenced) VERBATIM_REQUIRES(lanes_mutex_);
+  void add_lanes(ContextSet& set) VERBATIM_EXCLUDES(lanes_mutex_);
   void peer_ended(const PeerRank& peer) noexcept;
   void tell_failure(const std::string& text) const;
   Result<ContextSet*> create_locked(const ContextSetupRequest& request) VERBATIM_REQUIRES(mutex_);
@@ -104,7 +116,8 @@ class CollComm {
                                            const std::vector<wire::RmaExchange>& received) const;
 
   const CollSettings settings_;
-  const Port& port_;
+  const std::vector<const Port*> ports_;
+  std::vector<std::uint8_t> port_counts_;  // by rank
   PeerRanks ranks_;
   Failures failures_;
   std::optional<ControlMemory> scratch_;
@@ -112,6 +125,11 @@ class CollComm {
   std::atomic<std::size_t> contexts_in_use_{0};
   mutable Mutex mutex_;  // held during collective calls
   std::vector<CreatedSet> sets_ VERBATIM_GUARDED_BY(mutex_);
+  std::uint32_t sets_made_ VERBATIM_GUARDED_BY(mutex_) = 0;
+  Mutex lanes_mutex_;
+  std::map<std::uint32_t, ContextSet*> lanes_of_ VERBATIM_GUARDED_BY(lanes_mutex_);  // sets with several, by number
+  // What peers have sent about sets that this rank has not finished.
+  std::vector<std::pair<std::uint32_t, wire::RmaLaneFenced>> early_ VERBATIM_GUARDED_BY(lanes_mutex_);
   // A buffer whose registration as dma-buf has failed: the other ranks wait for the second call.
   std::optional<Buffer> repeats_ VERBATIM_GUARDED_BY(mutex_);
   // A buffer whose registration as dma-buf has failed because of another rank.

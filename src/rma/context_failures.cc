@@ -31,7 +31,8 @@ const char* name_of(OperationKind kind) {
 }  // namespace
 
 PathFacts ContextSet::known_facts(const PeerQueue& queue) const {
-  const Port& port = parts_.port;
+  const std::uint32_t lane = queue.lane.load(std::memory_order_acquire);
+  const Port& port = lane_port(lane);
   const Device& device = *port.device;
   const std::uint64_t completed = queue.counts.all_completed();
   PathFacts facts;
@@ -40,7 +41,7 @@ PathFacts ContextSet::known_facts(const PeerQueue& queue) const {
                  .port = port.port_num,
                  .gid_index = port.gid.index,
                  .gid = port.gid.gid,
-                 .qp = queue.qp->qp_num,
+                 .qp = queue.qp_of(lane)->qp_num,
                  .mtu = port.active_mtu,
                  .roce_version = port.gid.version};
   facts.roce = port.is_roce();
@@ -51,13 +52,13 @@ PathFacts ContextSet::known_facts(const PeerQueue& queue) const {
     facts.remote = facts.local;
     facts.mtu = port.active_mtu;
   } else {
-    const PeerPath& path = paths_[queue.peer];
+    const LanePath& path = path_of(queue).lanes[lane];
     facts.remote = path.remote;
     facts.remote->qp = path.remote_qps[queue.context];
     facts.mtu = path.path.mtu;
     facts.traffic_class = path.path.traffic_class;
     facts.service_level = path.path.service_level;
-    facts.peer_disconnected = parts_.ranks.at(path.rank).channel->end() != Channel::End::kOpen;
+    facts.peer_disconnected = parts_.ranks.at(path_of(queue).rank).channel->end() != Channel::End::kOpen;
   }
   const std::uint64_t now = monotonic_ns();
   facts.age_ns = now - connected_ns_;
@@ -67,10 +68,12 @@ PathFacts ContextSet::known_facts(const PeerQueue& queue) const {
 
 PathFacts ContextSet::facts(const PeerQueue& queue) const {
   PathFacts facts = known_facts(queue);
-  const Port& port = parts_.port;
+  const std::uint32_t lane = queue.lane.load(std::memory_order_relaxed);
+  const Port& port = lane_port(lane);
   const Device& device = *port.device;
   constexpr std::size_t kMaxCounters = 6;
-  facts.counters = describe_changes(*counters_, device.history().counters(port.port_num), kMaxCounters);
+  facts.counters =
+      describe_changes(*counters_[lane % counters_.size()], device.history().counters(port.port_num), kMaxCounters);
   if (const auto attributes = device.verbs().port_attributes(device.context(), port.port_num)) {
     facts.port_state = attributes->state;
   } else {
@@ -92,25 +95,40 @@ Failure ContextSet::completion_failure(const ibv_wc& cause) const {
   work.operation_text = name_of(request.work.kind);
   work.bytes = request.bytes;
   work.loopback = is_own(queue);
-  const char* const status = parts_.port.device->verbs().wc_status_str(cause.status);
+  const char* const status = port().device->verbs().wc_status_str(cause.status);
   return {describe(queue) + ": " + describe_completion(cause, status, work, 0), diagnose(cause.status, path), path};
 }
 
 // A flushed work request is the consequence of another one's failure, whose completion may come later.
 void ContextSet::fail_completion(std::span<const ibv_wc> completions) noexcept {
-  if (failures().has_failed()) return;
+  if (failures().has_failed() || is_end_of_lane(completions.front())) return;
   ibv_wc cause = completions.front();
   const auto examine = [&cause](const ibv_wc& completion) {
     if (cause.status == IBV_WC_WR_FLUSH_ERR && completion.status != IBV_WC_SUCCESS) cause = completion;
   };
   for (const ibv_wc& completion : completions) examine(completion);
+  const PeerQueue& queue = *WorkId::request(cause.wr_id).queue;
+  ibv_cq* const cq = queue.qp_of(queue.lane.load(std::memory_order_relaxed))->send_cq;
   ibv_wc later{};
-  for (int left = cq_->cqe; left > 0 && cause.status == IBV_WC_WR_FLUSH_ERR; --left) {
-    if (ibv_poll_cq(cq_.get(), 1, &later) <= 0) break;
+  for (int left = cq->cqe; left > 0 && cause.status == IBV_WC_WR_FLUSH_ERR; --left) {
+    if (ibv_poll_cq(cq, 1, &later) <= 0) break;
     if (later.status == IBV_WC_SUCCESS) complete(later.wr_id);
     examine(later);
   }
   parts_.failures.fail(error_kind_of(cause.status), Failures::Origin::kHere, [&] { return completion_failure(cause); });
+}
+
+// The peer may or may not have executed a signal: posted again it could count twice.
+void ContextSet::fail_unknown(const PeerQueue& queue) noexcept {
+  parts_.failures.fail(ErrorKind::kRemote, Failures::Origin::kHere, [&] {
+    const PathFacts path = facts(queue);
+    return Failure{describe(queue) +
+                       ": the lane has failed, and the peer's device does not say which signals it has "
+                       "executed (rq_psn of ibv_query_qp)",
+                   {"the device, or its driver, does not report the PSN that a QP expects",
+                    "set VERBATIM_FAILOVER=0, and look at the link of " + path.local.device},
+                   path};
+  });
 }
 
 void ContextSet::fail_poll() noexcept {

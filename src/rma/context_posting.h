@@ -152,10 +152,10 @@ template <OperationKind kKind>
     post_held(queue);
 }
 
-[[gnu::always_inline]] inline void ContextSet::poll() noexcept {
+[[gnu::always_inline]] inline void ContextSet::poll(ibv_cq* cq) noexcept {
   polled_ = true;
   ibv_wc completions[kPollBatch];
-  const int polled = ibv_poll_cq(cq_.get(), kPollBatch, completions);
+  const int polled = ibv_poll_cq(cq, kPollBatch, completions);
   for (int i = 0; i < polled; ++i) {
     if (completions[i].status == IBV_WC_SUCCESS) [[likely]] {
       complete(completions[i].wr_id);
@@ -177,7 +177,7 @@ template <OperationKind kKind>
   ContextSet& set = *request.set;
   if (!set.batch_.is_empty()) set.post_batch();
   if (request.work.state != Request::State::kDone) {
-    set.poll();
+    set.poll(set.cq_.get());
     if (request.work.state != Request::State::kDone) {
       *done = 0;
       return set.failures().flags() == 0 ? ErrorKind::kNone : set.check_failure(request);

@@ -23,7 +23,7 @@ ContextSet::ContextSet(ContextSetParts parts, std::size_t contexts, std::size_t 
       contexts_(static_cast<std::uint32_t>(contexts)),
       queues_per_context_(peers + 1),
       ranks_(parts_.ranks.ranks()),
-      fetched_{parts_.scratch, kSignalBytes, parts_.scratch_lkey},
+      fetched_{parts_.scratch, kSignalBytes, parts_.scratch_lkeys.front()},
       queues_(contexts * (peers + 1)),
       paths_(peers) {
   for (std::size_t i = 0; i < queues_.size(); ++i) {
@@ -48,8 +48,9 @@ ErrorKind ContextSet::flush(Target target, const Memory* memory, void** request)
   const Operation read{.local = parts_.scratch,
                        .remote = memory->own.address,
                        .bytes = 1,
-                       .lkey = parts_.scratch_lkey,
-                       .rkey = memory->own.rkey};
+                       .lkey = parts_.scratch_lkeys.front(),
+                       .rkey = memory->own.rkey,
+                       .remote_memory = memory};
   return start_held(target, *find_queue(target), OperationKind::kFlush, read, request);
 }
 
@@ -86,12 +87,15 @@ ErrorKind ContextSet::start_unusual(const Call& call, void** request) noexcept {
       return log_refusal(target, "bytes outside the registered memory");
     }
     set_data(operation, call.bytes, call.local, call.remote, target.rank);
+    operation.local_memory = call.local.memory;
+    operation.remote_memory = call.remote.memory;
   }
   if (has_signal(call.kind)) {
     if (!contains_word(call.signal.word, target.rank)) {
       return log_refusal(target, "the word of the signal is not in registered memory, or not at a multiple of 8 bytes");
     }
     set_signal(operation, call.signal, target.rank);
+    operation.signal_memory = call.signal.word.memory;
   }
   const bool whole = call.bytes <= max_message_bytes_ && (call.bytes != 0 || call.kind == OperationKind::kSignal);
   if (!whole || failures().flags() != 0 || queue->free_slot == nullptr || queue->free_work < entries_of(call.kind)) {
@@ -156,6 +160,7 @@ void ContextSet::hold(PeerQueue& queue, Request& request) noexcept {
 
 void ContextSet::post_held(PeerQueue& queue) noexcept {
   queue.held_work += std::exchange(queue.free_work, 0);
+  if (failover_ != nullptr && failover_->has_failed(queue.peer, queue.lane.load(std::memory_order_relaxed))) return;
   while (queue.held_first != nullptr && queue.held_work != 0) {
     Request& request = *queue.held_first;
     if (!post_piece(queue, request)) return;
@@ -171,23 +176,29 @@ bool ContextSet::post_piece(PeerQueue& queue, Request& request) noexcept {
   work.request.sg_list = &work.segment;
   work.request.num_sge = 1;
   const bool ends_with_data = !has_signal(request.work.kind);
+  Operation piece = request.operation;
+  piece.bytes = std::min(request.bytes - request.posted, max_message_bytes_);
+  SentWork::Entry entry{.request = &request, .start = request.posted};
   if (!ends_with_data && request.posted == request.bytes) {
     request.work.signal_posted = true;
+    entry.signal = entry.last = true;
     fill_add(work, request.operation, WorkId::make_piece(request, true));
   } else {
-    Operation piece = request.operation;
-    piece.bytes = std::min(request.bytes - request.posted, max_message_bytes_);
     piece.local += request.posted;
     piece.remote += request.posted;
     request.posted += piece.bytes;
-    const bool last = ends_with_data && request.posted == request.bytes;
+    entry.last = ends_with_data && request.posted == request.bytes;
     fill_transfer(work, piece, reads(request.work.kind) ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
-                  WorkId::make_piece(request, last), IBV_SEND_SIGNALED);
+                  WorkId::make_piece(request, entry.last), IBV_SEND_SIGNALED);
     if (piece.bytes == 0) work.request.num_sge = 0;
   }
   --queue.held_work;
+  if (failover_ != nullptr) {
+    set_lane_keys(work, queue, request.operation, entry.signal);
+    note_sent(queue, entry, piece.bytes);
+  }
   ibv_send_wr* refused = nullptr;
-  const int returned = ibv_post_send(queue.qp.get(), &work.request, &refused);
+  const int returned = ibv_post_send(queue.qp_of(queue.lane.load(std::memory_order_relaxed)), &work.request, &refused);
   if (returned != 0) fail_post(queue, returned);
   return returned == 0;
 }
@@ -195,6 +206,7 @@ bool ContextSet::post_piece(PeerQueue& queue, Request& request) noexcept {
 void ContextSet::complete_piece(std::uint64_t id) noexcept {
   Request& request = WorkId::request(id);
   PeerQueue& queue = *request.queue;
+  if (queue.sent != nullptr) queue.sent->remove_first();
   if (WorkId::is_last_piece(id)) {
     request.work.state = Request::State::kDone;
     count_completed(request);
@@ -205,11 +217,13 @@ void ContextSet::complete_piece(std::uint64_t id) noexcept {
 
 ErrorKind ContextSet::progress() noexcept {
   if (!batch_.is_empty()) post_batch();
-  poll();
+  poll(cq_.get());
+  if (failover_ != nullptr) look_after_lanes();
   return failures().kind();
 }
 
 ErrorKind ContextSet::check_failure(const Request& request) noexcept {
+  if (failover_ != nullptr) look_after_lanes();
   if (failures().has_failed()) return failures().kind();
   const PeerQueue& queue = *request.queue;
   return is_own(queue) ? ErrorKind::kNone : check_closed(paths_[queue.peer].rank, kCloseGraceNs);
@@ -257,8 +271,11 @@ bool ContextSet::has_outstanding() const noexcept {
 
 void ContextSet::abort() const {
   for (const PeerQueue& queue : queues_) {
-    const Status moved = to_error(queue.qp.get(), *parts_.port.device);
-    if (!moved) VERBATIM_WARN("%s: %s", parts_.port.name.c_str(), to_string(moved.error()).c_str());
+    for (std::uint32_t lane = 0; lane <= queue.further_qps.size(); ++lane) {
+      const Port& port = lane_port(lane);
+      const Status moved = to_error(queue.qp_of(lane), *port.device);
+      if (!moved) VERBATIM_WARN("%s: %s", port.name.c_str(), to_string(moved.error()).c_str());
+    }
   }
 }
 

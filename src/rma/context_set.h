@@ -7,7 +7,8 @@
 //   get     RDMA READ
 //   flush   RDMA READ of own memory over the QP to oneself: it completes after the writes that have arrived before
 //
-// They are posted by the next test or progress of the set, by a call for another QP, or when a batch is full, so that a
+// With several lanes (failover.h) each is posted at once, and remembered until it is acknowledged. Otherwise
+// they are posted by the next test or progress of the set, by a call for another QP, or when a batch is full, so that a
 // burst to one peer needs one doorbell.
 //
 // Threads: one at a time calls put, get, flush, test and progress of a set. has_error is any thread's. This data path
@@ -17,9 +18,11 @@
 #include <infiniband/verbs.h>
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -29,10 +32,12 @@
 #include "net/diagnose/path_facts.h"
 #include "net/transfer/memory.h"
 #include "net/transfer/single_writer.h"
+#include "rma/failover.h"
 #include "rma/failures.h"
 #include "rma/memory.h"
 #include "rma/peer_ranks.h"
 #include "rma/send_batch.h"
+#include "rma/sent_work.h"
 #include "verbs/handles.h"
 #include "verbs/port.h"
 #include "verbs/qp.h"
@@ -95,6 +100,10 @@ struct Operation {
   std::uint32_t lkey = 0;
   std::uint32_t rkey = 0;
   std::uint32_t signal_rkey = 0;
+  // For the keys of further lanes; not set on the short path.
+  const Memory* local_memory = nullptr;
+  const Memory* remote_memory = nullptr;
+  const Memory* signal_memory = nullptr;
 };
 
 // The operations of one context and one peer. The thread of the data path counts, any thread may read.
@@ -138,9 +147,9 @@ struct Request {
   Operation operation = {};
 };
 
-// The QP of one context to one rank.
+// The QPs of one context to one rank: one for each lane.
 struct PeerQueue {
-  UniqueQp qp;
+  UniqueQp qp;  // of the first lane
   std::uint32_t context = 0;
   std::uint32_t peer = 0;       // in ring order, oneself last
   std::uint32_t free_work = 0;  // entries of the send queue; 0 while requests are held back
@@ -150,15 +159,25 @@ struct PeerQueue {
   Request* held_last = nullptr;
   QueueCounts counts;
   std::vector<Request> slots;
+  std::vector<UniqueQp> further_qps;   // of the other lanes
+  std::atomic<std::uint32_t> lane{0};  // in use; the data path's thread writes it
+  std::unique_ptr<SentWork> sent;      // in a set with several lanes
+
+  ibv_qp* qp_of(std::uint32_t which) const { return which == 0 ? qp.get() : further_qps[which - 1].get(); }
+};
+
+// A lane to one rank.
+struct LanePath {
+  PathEnd remote;                         // without QP
+  std::vector<std::uint32_t> remote_qps;  // by context
+  QpPath path;
 };
 
 // A rank that is spoken to.
 struct PeerPath {
   std::uint32_t rank = 0;
-  std::string name;                       // "rank 3 on node2 (pid 4711)"
-  PathEnd remote;                         // without QP
-  std::vector<std::uint32_t> remote_qps;  // by context
-  QpPath path;
+  std::string name;  // "rank 3 on node2 (pid 4711)"
+  std::vector<LanePath> lanes;
 };
 
 struct ContextSetParts {
@@ -167,10 +186,12 @@ struct ContextSetParts {
   const std::string& host_name;
   PeerRanks& ranks;
   Failures& failures;
-  Port port;  // up to date
-  std::uint32_t scratch_lkey = 0;
-  std::uint64_t scratch = 0;  // address of 8 bytes that atomics and flushes write, and nobody reads
-  unsigned max_recvs = 1;     // 32 times as many requests of a context and a peer can be outstanding
+  std::uint32_t number = 0;                  // of the set in its communicator, the same at all ranks
+  std::vector<Port> ports;                   // own ones, up to date: the first is that of the device
+  std::vector<std::uint8_t> port_counts;     // by rank
+  std::vector<std::uint32_t> scratch_lkeys;  // by port
+  std::uint64_t scratch = 0;                 // address of 8 bytes that atomics and flushes write, and nobody reads
+  unsigned max_recvs = 1;                    // 32 times as many requests of a context and a peer can be outstanding
 };
 
 class ContextSet {
@@ -212,10 +233,22 @@ class ContextSet {
   std::uint32_t contexts() const { return contexts_; }
   std::uint32_t own_rank() const { return parts_.ranks.rank(); }
   std::uint32_t ranks() const { return ranks_; }
-  const Port& port() const { return parts_.port; }
-  bool is_own(const PeerQueue& queue) const { return queue.peer == paths_.size(); }
+  std::uint32_t number() const { return parts_.number; }
+  const Port& port() const { return parts_.ports.front(); }
+  const Port& lane_port(std::uint32_t lane) const { return parts_.ports[lane % parts_.ports.size()]; }
+  // By peer: that of oneself is the last.
+  const PeerQueue& queue_at(std::uint32_t context, std::uint32_t peer) const {
+    return queues_[context * queues_per_context_ + peer];
+  }
+  bool is_own(std::uint32_t peer) const { return peer == paths_.size(); }
+  bool is_own(const PeerQueue& queue) const { return is_own(queue.peer); }
   // "rank 3 on node2 (pid 4711)", "itself".
-  std::string name_of_peer(const PeerQueue& queue) const { return is_own(queue) ? "itself" : path_of(queue).name; }
+  std::string name_of_peer(std::uint32_t peer) const { return is_own(peer) ? "itself" : paths_[peer].name; }
+  std::string name_of_peer(const PeerQueue& queue) const { return name_of_peer(queue.peer); }
+  // nullptr: there is one lane to each rank.
+  Failover* failover() const { return failover_.get(); }
+  // kNoPeer: not spoken to, or oneself.
+  std::uint32_t peer_of(std::uint32_t rank) const { return rank == own_rank() ? kNoPeer : peer_of_rank_[rank]; }
   // Of a rank that is spoken to, not of oneself.
   const PeerPath& path_of(const PeerQueue& queue) const { return paths_[queue.peer]; }
   // What is known of the queue's path without asking the device, which may hang.
@@ -258,7 +291,7 @@ class ContextSet {
   void post_held(PeerQueue& queue) noexcept;
   // The next work request of one that is held back.
   bool post_piece(PeerQueue& queue, Request& request) noexcept;
-  void poll() noexcept;
+  void poll(ibv_cq* cq) noexcept;
   static void count_completed(const Request& request) noexcept;
   void complete(std::uint64_t id) noexcept;
   void complete_piece(std::uint64_t id) noexcept;
@@ -272,25 +305,38 @@ class ContextSet {
   void fail_completion(std::span<const ibv_wc> completions) noexcept;
   Failure completion_failure(const ibv_wc& cause) const;
   bool has_outstanding() const noexcept;
+  // Of a set with several lanes: context_lanes.cc.
+  void look_after_lanes() noexcept;
+  void leave_failed_lanes();
+  std::size_t leave_lane(PeerQueue& queue, std::uint32_t psn);
+  static std::optional<std::size_t> executed_entries(const SentWork& sent, std::uint32_t psn);
+  void note_sent(PeerQueue& queue, SentWork::Entry entry, std::uint64_t bytes) noexcept;
+  bool is_end_of_lane(const ibv_wc& completion) noexcept;
+  void set_lane_keys(WorkRequest& work, const PeerQueue& queue, const Operation& operation, bool signal) const;
+  std::uint32_t rank_of(const PeerQueue& queue) const;
+  QpPath lane_path(const PeerQueue& queue, std::uint32_t lane) const;
+  void fail_unknown(const PeerQueue& queue) noexcept;
   // With the state of the port now.
   PathFacts facts(const PeerQueue& queue) const;
 
   const ContextSetParts parts_;
   const std::uint32_t contexts_;
   const std::size_t queues_per_context_;
-  const std::uint32_t ranks_;         // of the communicator
-  const ibv_sge fetched_;             // where the old values of signals' words go
-  UniqueCq cq_;                       // of all QPs, so that any QP can have any place in the order
-  std::vector<PeerQueue> queues_;     // context by context, in each by peer
-  std::vector<PeerQueue*> queue_of_;  // context by context, in each by rank; nullptr: not spoken to
-  SendBatch batch_;                   // not posted yet; its queue is never nullptr
-  Target batch_target_;               // whose queue that is
+  const std::uint32_t ranks_;          // of the communicator
+  const ibv_sge fetched_;              // where the old values of signals' words go
+  UniqueCq cq_;                        // of all QPs of a device, so that any QP can have any place in the order
+  std::vector<UniqueCq> further_cqs_;  // of the devices of other lanes
+  std::vector<PeerQueue> queues_;      // context by context, in each by peer
+  std::vector<PeerQueue*> queue_of_;   // context by context, in each by rank; nullptr: not spoken to
+  SendBatch batch_;                    // not posted yet; its queue is never nullptr
+  Target batch_target_;                // whose queue that is
   mutable SingleWriter<bool> polled_ = false;
   std::vector<std::uint32_t> peer_of_rank_;  // kNoPeer: not spoken to
   std::vector<PeerPath> paths_;              // by peer index, without oneself
   std::uint64_t max_message_bytes_ = 0;
   std::uint64_t connected_ns_ = 0;
-  std::shared_ptr<const PortCounters> counters_;  // of the port, when the contexts were connected
+  std::vector<std::shared_ptr<const PortCounters>> counters_;  // of the ports, when the contexts were connected
+  std::unique_ptr<Failover> failover_;                         // ends first: it uses the QPs
 };
 
 }  // namespace verbatim::rma

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <climits>
 #include <cstring>
 #include <utility>
 
@@ -29,7 +30,7 @@ constexpr std::uint32_t kWorkPerRequest = 2;
 constexpr std::uint32_t kMaxPieceBytes = 1U << 30;
 constexpr unsigned kResolvePauseUs = 20'000;
 
-QpAddress address_of(const wire::RmaOffer& offer, std::uint32_t qp_num) {
+QpAddress address_of(const wire::RmaOfferedLane& offer, std::uint32_t qp_num) {
   QpAddress address;
   address.qp_num = qp_num;
   address.lid = offer.device.lid;
@@ -42,8 +43,9 @@ QpAddress address_of(const wire::RmaOffer& offer, std::uint32_t qp_num) {
 
 }  // namespace
 
-ContextSetup::ContextSetup(const ContextSetupRequest& request, const Port& known_port, ContextSetParts parts)
-    : request_(request), known_port_(known_port), parts_(std::move(parts)) {
+ContextSetup::ContextSetup(const ContextSetupRequest& request, std::span<const Port* const> known_ports,
+                           ContextSetParts parts)
+    : request_(request), known_ports_(known_ports), parts_(std::move(parts)) {
   const std::uint32_t ranks = parts_.ranks.ranks();
   const auto stride = static_cast<std::uint32_t>(std::max(request_.rank_stride, 1));
   for (std::uint32_t distance = stride; distance < ranks; distance += stride) {
@@ -88,50 +90,85 @@ std::uint32_t ContextSetup::slots_of(bool to_oneself) const {
 
 // Requests for which the queue has no room wait in the plugin.
 std::uint32_t ContextSetup::work_of(bool to_oneself) const {
-  const ibv_device_attr& limits = parts_.port.device->attributes();
+  int max_cqe = INT_MAX;
+  for (const Port& port : parts_.ports) max_cqe = std::min(max_cqe, port.device->attributes().max_cqe);
   const auto contexts = static_cast<std::size_t>(request_.contexts);
   const std::size_t shares = contexts * (peers_.size() + 2);  // the QP to oneself has two
-  const std::size_t share = static_cast<std::size_t>(std::max(limits.max_cqe, 0)) / shares;
+  const std::size_t share = static_cast<std::size_t>(std::max(max_cqe, 0)) / shares;
   const std::size_t wanted = std::min(std::size_t{kWorkPerRequest} * slots_of(false), share);
   return static_cast<std::uint32_t>(wanted * (to_oneself ? 2 : 1));
 }
 
 Status ContextSetup::create() {
   failed_step_ = "creating QPs";
-  Result<Port> port = refresh_port(known_port_, parts_.config, LogLevel::kWarn);
-  if (!port) return port.error();
-  parts_.port = std::move(*port);
+  for (const Port* const known : known_ports_) {
+    Result<Port> port = refresh_port(*known, parts_.config, LogLevel::kWarn);
+    if (!port) return port.error();
+    parts_.ports.push_back(std::move(*port));
+  }
   if (work_of(false) < kWorkPerRequest) return Error{ErrorKind::kUsage, ENOMEM, "ibv_create_cq"};
   set_ = std::make_unique<ContextSet>(parts_, static_cast<std::size_t>(request_.contexts), peers_.size());
   set_->peer_of_rank_.assign(parts_.ranks.ranks(), kNoPeer);
   for (std::size_t i = 0; i < peers_.size(); ++i) set_->peer_of_rank_[peers_[i]] = static_cast<std::uint32_t>(i);
   set_->peer_of_rank_[parts_.ranks.rank()] = static_cast<std::uint32_t>(peers_.size());
   set_->queue_of_.assign(static_cast<std::size_t>(request_.contexts) * parts_.ranks.ranks(), nullptr);
+  if (const Status created = create_cqs(); !created) return created.error();
   return create_queues();
 }
 
+std::uint32_t ContextSetup::lanes_to(std::size_t peer) const {
+  const std::size_t theirs = peer == peers_.size() ? 1 : parts_.port_counts[peers_[peer]];
+  return static_cast<std::uint32_t>(std::max(parts_.ports.size(), theirs));
+}
+
+// One for each device. Only one lane to a peer has outstanding work requests at a time.
+Status ContextSetup::create_cqs() {
+  const std::size_t entries =
+      static_cast<std::size_t>(request_.contexts) * (peers_.size() * work_of(false) + work_of(true));
+  for (const Port& port : parts_.ports) {
+    const Device& device = *port.device;
+    const Verbs& verbs = device.verbs();
+    if (set_->cq_ != nullptr && cq_of(port) != nullptr) continue;
+    Result<UniqueCq> cq =
+        adopt("ibv_create_cq", verbs.create_cq(device.context(), static_cast<int>(entries), nullptr, nullptr, 0),
+              verbs.destroy_cq, SetupStep::kCreateQueue);
+    if (!cq) return cq.error();
+    if (set_->cq_ == nullptr) {
+      set_->cq_ = std::move(*cq);
+    } else {
+      set_->further_cqs_.push_back(std::move(*cq));
+    }
+  }
+  return {};
+}
+
+ibv_cq* ContextSetup::cq_of(const Port& port) const {
+  const ibv_context* const context = port.device->context();
+  if (set_->cq_->context == context) return set_->cq_.get();
+  for (const UniqueCq& cq : set_->further_cqs_) {
+    if (cq->context == context) return cq.get();
+  }
+  return nullptr;
+}
+
+Result<RcQp> ContextSetup::create_queue(const Port& port, bool to_oneself) {
+  ibv_cq* const cq = cq_of(port);
+  Result<RcQp> made = create_rc_qp(*port.device, cq, cq, {.send_wr = work_of(to_oneself), .recv_wr = 1});
+  if (!made) return made.error();
+  if (const Status moved = to_init(made->qp.get(), port, parts_.config.pkey_index); !moved) return moved.error();
+  return made;
+}
+
 Status ContextSetup::create_queues() {
-  const Device& device = *parts_.port.device;
-  const Verbs& verbs = device.verbs();
   const auto contexts = static_cast<std::size_t>(request_.contexts);
-  const std::size_t entries = contexts * (peers_.size() * work_of(false) + work_of(true));
-  Result<UniqueCq> cq =
-      adopt("ibv_create_cq", verbs.create_cq(device.context(), static_cast<int>(entries), nullptr, nullptr, 0),
-            verbs.destroy_cq, SetupStep::kCreateQueue);
-  if (!cq) return cq.error();
-  set_->cq_ = std::move(*cq);
   const std::vector<QueuePosition> order = queue_order(contexts, peers_.size(), parts_.config.qp_order);
   // The QPs to oneself have longer queues and come last: each part is sorted by number, because a device may give out
   // numbers in another order than that of the calls.
   std::vector<RcQp> made;
   const std::size_t to_others = contexts * peers_.size();
   for (std::size_t i = 0; i < order.size(); ++i) {
-    const QpCaps caps{.send_wr = work_of(i >= to_others), .recv_wr = 1};
-    Result<RcQp> one = create_rc_qp(device, set_->cq_.get(), set_->cq_.get(), caps);
+    Result<RcQp> one = create_queue(parts_.ports.front(), i >= to_others);
     if (!one) return one.error();
-    if (const Status moved = to_init(one->qp.get(), parts_.port, parts_.config.pkey_index); !moved) {
-      return moved.error();
-    }
     made.push_back(std::move(*one));
   }
   const auto by_number = [](const RcQp& a, const RcQp& b) { return a.qp->qp_num < b.qp->qp_num; };
@@ -143,6 +180,21 @@ Status ContextSetup::create_queues() {
   }
   set_->batch_target_ = {0, peers_.empty() ? parts_.ranks.rank() : peers_.front()};
   set_->batch_.set_queue(&set_->queues_.front());
+  return create_further_queues(order);
+}
+
+// Behind those of the first lane, in the same order.
+Status ContextSetup::create_further_queues(const std::vector<QueuePosition>& order) {
+  for (std::uint32_t lane = 1; lane < wire::kMaxRmaPorts; ++lane) {
+    for (const QueuePosition& position : order) {
+      if (lane >= lanes_to(position.peer)) continue;
+      PeerQueue& queue = set_->queues_[position.context * (peers_.size() + 1) + position.peer];
+      Result<RcQp> one = create_queue(set_->lane_port(lane), position.peer == peers_.size());
+      if (!one) return one.error();
+      queue.free_work = std::min(queue.free_work, one->send_wr);
+      queue.further_qps.push_back(std::move(one->qp));
+    }
+  }
   return {};
 }
 
@@ -160,10 +212,19 @@ void ContextSetup::prepare(PeerQueue& queue, RcQp& made) {
 }
 
 std::vector<std::uint8_t> ContextSetup::offer_for(std::size_t distance) const {
-  const Port& port = parts_.port;
   wire::RmaOffer offer;
   offer.contexts = static_cast<std::uint32_t>(request_.contexts);
   offer.rank_stride = static_cast<std::uint32_t>(request_.rank_stride);
+  const std::uint32_t peer = set_->peer_of_rank_[parts_.ranks.all()[distance].rank];
+  for (std::uint32_t lane = 0; peer != kNoPeer && lane < lanes_to(peer); ++lane) {
+    offer.lanes.push_back(offer_lane(lane, peer));
+  }
+  return wire::encode_rma_offer(offer);
+}
+
+wire::RmaOfferedLane ContextSetup::offer_lane(std::uint32_t lane, std::uint32_t peer) const {
+  const Port& port = set_->lane_port(lane);
+  wire::RmaOfferedLane offer;
   offer.roce_version = static_cast<std::uint8_t>(port.gid.version);
   std::memcpy(offer.device.gid.data(), port.gid.gid.raw, offer.device.gid.size());
   offer.device.max_message_bytes =
@@ -176,47 +237,52 @@ std::vector<std::uint8_t> ContextSetup::offer_for(std::size_t distance) const {
   offer.device.gid_index = static_cast<std::uint8_t>(port.gid.index);
   offer.device.responder_reads = responder_reads(*port.device);
   offer.device.name = port.device->name();
-  const std::uint32_t peer = set_->peer_of_rank_[parts_.ranks.all()[distance].rank];
-  for (std::uint32_t context = 0; peer != kNoPeer && context < offer.contexts; ++context) {
-    const ibv_qp* const qp = set_->queues_[context * (peers_.size() + 1) + peer].qp.get();
+  for (std::uint32_t context = 0; context < set_->contexts(); ++context) {
+    ibv_qp* const qp = set_->queue_at(context, peer).qp_of(lane);
     wire::HelloQp& added = offer.qps.emplace_back();
     added.number = qp->qp_num;
     if (!parts_.config.ece) continue;
-    const Result<std::optional<ibv_ece>> ece =
-        query_ece(set_->queues_[context * (peers_.size() + 1) + peer].qp.get(), *port.device);
+    const Result<std::optional<ibv_ece>> ece = query_ece(qp, *port.device);
     added.has_ece = ece && *ece;
     if (added.has_ece) added.ece = {(*ece)->vendor_id, (*ece)->options, (*ece)->comp_mask};
   }
-  return wire::encode_rma_offer(offer);
+  return offer;
 }
 
 Status ContextSetup::read_offers(const std::vector<wire::RmaExchange>& received) {
   failed_step_ = "reading the offers of QPs";
   std::size_t peer = 0;
-  set_->max_message_bytes_ = std::min<std::uint64_t>(parts_.port.max_msg_bytes, kMaxPieceBytes);
+  set_->max_message_bytes_ = kMaxPieceBytes;
+  for (const Port& port : parts_.ports) {
+    set_->max_message_bytes_ = std::min<std::uint64_t>(set_->max_message_bytes_, port.max_msg_bytes);
+  }
   for (std::size_t i = 0; i < received.size(); ++i) {
     const PeerRank& rank = parts_.ranks.all()[i];
     Result<wire::RmaOffer> offer = wire::decode_rma_offer(received[i].body);
     if (!offer) return offer.error();
     const bool spoken_to = set_->peer_of_rank_[rank.rank] != kNoPeer;
     if (offer->contexts != static_cast<std::uint32_t>(request_.contexts) ||
-        offer->rank_stride != static_cast<std::uint32_t>(request_.rank_stride) || offer->qps.empty() == spoken_to) {
+        offer->rank_stride != static_cast<std::uint32_t>(request_.rank_stride) ||
+        offer->lanes.size() != (spoken_to ? lanes_to(peer) : 0)) {
       return Error{ErrorKind::kUsage, 0, "another number of contexts or another rankStride at another rank"};
     }
     if (!spoken_to) continue;
-    read_offer(*offer, rank, set_->paths_[peer++]);
+    PeerPath& path = set_->paths_[peer++];
+    path.rank = rank.rank;
+    path.name = rank.name;
+    for (std::uint32_t lane = 0; lane < offer->lanes.size(); ++lane) {
+      path.lanes.push_back(read_lane(offer->lanes[lane], set_->lane_port(lane), rank));
+    }
     offers_.push_back(std::move(*offer));
   }
   return {};
 }
 
-void ContextSetup::read_offer(const wire::RmaOffer& offer, const PeerRank& rank, PeerPath& path) const {
-  const Port& port = parts_.port;
+LanePath ContextSetup::read_lane(const wire::RmaOfferedLane& offer, const Port& port, const PeerRank& rank) const {
   const Config& config = parts_.config;
   const int traffic_class = request_.traffic_class;
   set_->max_message_bytes_ = std::min<std::uint64_t>(set_->max_message_bytes_, offer.device.max_message_bytes);
-  path.rank = rank.rank;
-  path.name = rank.name;
+  LanePath path;
   path.remote = {.host = rank.host,
                  .device = offer.device.name,
                  .port = offer.device.port,
@@ -231,42 +297,65 @@ void ContextSetup::read_offer(const wire::RmaOffer& offer, const PeerRank& rank,
   // As for messages: the low four bits of the communicator's traffic class.
   path.path.service_level =
       config.service_level.value_or(static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class & 0xf));
+  return path;
 }
 
 Status ContextSetup::connect() {
   failed_step_ = "connecting QPs";
   const std::uint64_t deadline_ns = monotonic_ns() + parts_.config.connect_timeout_s * kNanosecondsPerSecond;
-  for (PeerQueue& queue : set_->queues_) {
-    ibv_qp* const qp = queue.qp.get();
-    const bool own = queue.peer == peers_.size();
-    const wire::RmaOffer* const offer = own ? nullptr : &offers_[queue.peer];
-    if (offer != nullptr && parts_.config.ece && offer->qps[queue.context].has_ece) {
-      const auto& ece = offer->qps[queue.context].ece;
-      const Result<bool> set = set_ece(qp, *parts_.port.device, {ece[0], ece[1], ece[2]});
-      if (!set) return set.error();
-    }
-    const QpAddress remote = own ? qp_address(parts_.port, qp) : address_of(*offer, offer->qps[queue.context].number);
-    const QpPath path = own ? QpPath{.mtu = parts_.port.active_mtu,
-                                     .traffic_class = parts_.config.traffic_class.value_or(0),
-                                     .service_level = parts_.config.service_level.value_or(0)}
-                            : set_->paths_[queue.peer].path;
-    const std::uint8_t reads = own ? responder_reads(*parts_.port.device) : offer->device.responder_reads;
-    if (reads == 0) return Error{ErrorKind::kUsage, 0, "READs and atomics, which the peer's device does not execute,"};
-    // On RoCE the kernel resolves the address, and returns ETIMEDOUT when it has got no answer for a second.
-    Status moved = to_rtr(qp, parts_.port, remote, path);
-    while (!moved && moved.error().sys_errno == ETIMEDOUT && monotonic_ns() < deadline_ns) {
-      ::usleep(kResolvePauseUs);
-      moved = to_rtr(qp, parts_.port, remote, path);
-    }
-    if (moved) moved = to_rts(qp, parts_.port, parts_.config.timeout, parts_.config.retry_count, reads);
-    if (!moved) {
-      failed_step_ = "connecting QPs to " + (own ? "itself" : set_->paths_[queue.peer].name);
-      return moved.error();
+  for (const PeerQueue& queue : set_->queues_) {
+    for (std::uint32_t lane = 0; lane < lanes_to(queue.peer); ++lane) {
+      const Status connected = connect_lane(queue, lane, deadline_ns);
+      if (!connected) return connected.error();
     }
   }
-  set_->counters_ = parts_.port.device->history().recent_counters(parts_.port.port_num);
+  for (const Port& port : parts_.ports) {
+    set_->counters_.push_back(port.device->history().recent_counters(port.port_num));
+  }
   set_->connected_ns_ = monotonic_ns();
+  prepare_failover();
   return {};
+}
+
+Status ContextSetup::connect_lane(const PeerQueue& queue, std::uint32_t lane, std::uint64_t deadline_ns) {
+  ibv_qp* const qp = queue.qp_of(lane);
+  const Port& port = set_->lane_port(lane);
+  const bool own = queue.peer == peers_.size();
+  const wire::RmaOfferedLane* const offer = own ? nullptr : &offers_[queue.peer].lanes[lane];
+  if (offer != nullptr && parts_.config.ece && offer->qps[queue.context].has_ece) {
+    const auto& ece = offer->qps[queue.context].ece;
+    const Result<bool> set = set_ece(qp, *port.device, {ece[0], ece[1], ece[2]});
+    if (!set) return set.error();
+  }
+  const QpAddress remote = own ? qp_address(port, qp) : address_of(*offer, offer->qps[queue.context].number);
+  const QpPath path = set_->lane_path(queue, lane);
+  const std::uint8_t reads = own ? responder_reads(*port.device) : offer->device.responder_reads;
+  if (reads == 0) return Error{ErrorKind::kUsage, 0, "READs and atomics, which the peer's device does not execute,"};
+  // On RoCE the kernel resolves the address, and returns ETIMEDOUT when it has got no answer for a second.
+  Status moved = to_rtr(qp, port, remote, path);
+  while (!moved && moved.error().sys_errno == ETIMEDOUT && monotonic_ns() < deadline_ns) {
+    ::usleep(kResolvePauseUs);
+    moved = to_rtr(qp, port, remote, path);
+  }
+  if (moved) moved = to_rts(qp, port, parts_.config.timeout, parts_.config.retry_count, reads);
+  if (moved) return {};
+  failed_step_ = "connecting QPs to " + set_->name_of_peer(queue);
+  return moved.error();
+}
+
+void ContextSetup::prepare_failover() {
+  std::vector<std::uint32_t> lanes;
+  for (std::size_t peer = 0; peer <= peers_.size(); ++peer) lanes.push_back(lanes_to(peer));
+  if (*std::max_element(lanes.begin(), lanes.end()) == 1) return;
+  for (PeerQueue& queue : set_->queues_) queue.sent = std::make_unique<SentWork>(queue.free_work);
+  const ContextSet& set = *set_;
+  PeerRanks& ranks = parts_.ranks;
+  set_->failover_ = std::make_unique<Failover>(
+      set, lanes, [&set, &ranks](std::uint32_t peer, std::uint32_t lane, const Failover::Psns& psns) {
+        const std::uint32_t rank = set.path_of(set.queue_at(0, peer)).rank;
+        ranks.at(rank).channel->send(wire::encode_rma_lane_fenced({set.number(), lane, psns}));
+      });
+  parts_.failures.set_lanes();
 }
 
 Result<std::vector<wire::RmaExchange>> ContextSetup::exchange(wire::RmaCall call, const Status& own) {
@@ -290,20 +379,19 @@ Result<std::vector<wire::RmaExchange>> ContextSetup::exchange(wire::RmaCall call
 
 Error ContextSetup::log_failure(const Error& error) const {
   if (error.logged) return error;
-  const Port* const ports[] = {&known_port_};
   Failure failure;
   failure.what = "creating " + std::to_string(request_.contexts) + " RMA contexts at rank " +
-                 std::to_string(parts_.ranks.rank()) + " on " + known_port_.name + " of " + parts_.host_name +
+                 std::to_string(parts_.ranks.rank()) + " on " + known_ports_.front()->name + " of " + parts_.host_name +
                  " failed: " + failed_step_ + ": " + to_string(error);
-  failure.diagnosis = diagnose_setup(error, nullptr, qp_usage(ports));
+  failure.diagnosis = diagnose_setup(error, nullptr, qp_usage(known_ports_));
   VERBATIM_WARN("%s", log_line(failure).c_str());
   return {error.kind, error.sys_errno, error.operation, true};
 }
 
 void ContextSetup::log_success() const {
   VERBATIM_INFO("RMA: rank %u of %u has %d contexts to %zu peers on %s: %zu QPs, %s", parts_.ranks.rank(),
-                parts_.ranks.ranks(), request_.contexts, peers_.size(), parts_.port.name.c_str(), set_->queues().size(),
-                parts_.config.qp_order == QpOrder::kNative ? "native" : "staggered");
+                parts_.ranks.ranks(), request_.contexts, peers_.size(), set_->port().name.c_str(),
+                set_->queues().size(), parts_.config.qp_order == QpOrder::kNative ? "native" : "staggered");
 }
 
 void ContextSetup::dump_queues() const {
@@ -316,7 +404,7 @@ void ContextSetup::dump_queues() const {
                                  : native ? queue.peer * contexts + queue.context
                                           : queue.context * peers_.size() + queue.peer;
     text +=
-        json_object({json_field("pid", static_cast<std::uint64_t>(::getpid())), json_field("device", parts_.port.name),
+        json_object({json_field("pid", static_cast<std::uint64_t>(::getpid())), json_field("device", set_->port().name),
                      json_field("side", "rma"), json_field("order", native ? "native" : "staggered"),
                      json_field("rank", parts_.ranks.rank()), json_field("ranks", parts_.ranks.ranks()),
                      json_field("peer", own ? parts_.ranks.rank() : peers_[queue.peer]),

@@ -5,11 +5,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
 #include "rma/context_set.h"
+#include "rma/queue_order.h"
 
 namespace verbatim::rma {
 
@@ -21,8 +23,8 @@ struct ContextSetupRequest {
 
 class ContextSetup {
  public:
-  // `known_port`: of the inventory; parts.port is replaced by it as it is now.
-  ContextSetup(const ContextSetupRequest& request, const Port& known_port, ContextSetParts parts);
+  // `known_ports`: of the inventory, the first is that of the device; parts.ports become these as they are now.
+  ContextSetup(const ContextSetupRequest& request, std::span<const Port* const> known_ports, ContextSetParts parts);
 
   // Blocks until all ranks have done the same. An error has been logged.
   Result<std::unique_ptr<ContextSet>> run();
@@ -31,13 +33,23 @@ class ContextSetup {
   // The functions return an error that may not be logged yet.
   Status check_request();
   Status create();
+  Status create_cqs();
   Status create_queues();
+  // The QPs of the other lanes.
+  Status create_further_queues(const std::vector<QueuePosition>& order);
+  Result<RcQp> create_queue(const Port& port, bool to_oneself);
+  ibv_cq* cq_of(const Port& port) const;
+  // How many lanes there are to a peer: as many as the end with more ports has ports.
+  std::uint32_t lanes_to(std::size_t peer) const;
   void prepare(PeerQueue& queue, RcQp& made);
+  wire::RmaOfferedLane offer_lane(std::uint32_t lane, std::uint32_t peer) const;
   // `distance`: of the rank in ring order, from 0.
   std::vector<std::uint8_t> offer_for(std::size_t distance) const;
   Status read_offers(const std::vector<wire::RmaExchange>& received);
-  void read_offer(const wire::RmaOffer& offer, const PeerRank& rank, PeerPath& path) const;
+  LanePath read_lane(const wire::RmaOfferedLane& offer, const Port& port, const PeerRank& rank) const;
   Status connect();
+  Status connect_lane(const PeerQueue& queue, std::uint32_t lane, std::uint64_t deadline_ns);
+  void prepare_failover();
   // Gives the outcome of this rank to the others. An error, of this rank or of another one, has been logged.
   Result<std::vector<wire::RmaExchange>> exchange(wire::RmaCall call, const Status& own);
   Error log_failure(const Error& error) const;
@@ -49,7 +61,7 @@ class ContextSetup {
   std::uint32_t work_of(bool to_oneself) const;
 
   const ContextSetupRequest request_;
-  const Port& known_port_;
+  const std::span<const Port* const> known_ports_;
   ContextSetParts parts_;
   std::vector<std::uint32_t> peers_;  // ranks that are spoken to, in ring order
   std::unique_ptr<ContextSet> set_;

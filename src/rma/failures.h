@@ -19,6 +19,7 @@ class Failures {
   enum Flag : std::uint32_t {
     kFailed = 0x1,
     kPeerClosed = 0x2,  // a rank has closed its communicator: nothing more can be put there
+    kLanes = 0x4,       // there are several lanes to some rank: every call looks after them
   };
 
   // `tell`: gives the text of the first failure to the other ranks. Not one that they have found out themselves.
@@ -34,6 +35,7 @@ class Failures {
   // What failed, for the other ranks; empty while it has not failed, or without memory for it.
   std::string text() const VERBATIM_EXCLUDES(mutex_);
 
+  void set_lanes() { flags_.fetch_or(kLanes, std::memory_order_release); }
   void set_peer_closed() { flags_.fetch_or(kPeerClosed, std::memory_order_release); }
 
   // Only the first failure counts. `describe` returns a Failure; it is called for the first one only.

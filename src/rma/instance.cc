@@ -116,6 +116,15 @@ void Instance::end_communicators() {
   for (const Closing& one : closing) static_cast<void>(one.comm->wait_for_ends(one.deadline_ns));
 }
 
+// The ports that NCCL has merged with it for messages.
+std::vector<const Port*> Instance::lane_ports(const Port& port) const {
+  const auto device = static_cast<std::size_t>(&port - process_.ports.data());
+  std::vector<const Port*> ports = process_.devices.merged_with(device);
+  std::erase_if(ports, [](const Port* other) { return !has_atomics(*other); });
+  if (!settings_.config.failover) ports.resize(1);
+  return ports;
+}
+
 Result<ListenComm*> Instance::listen(std::size_t device, std::span<std::uint8_t, wire::kHandleBytes> bytes) {
   if (device >= process_.ports.size()) return Error{ErrorKind::kArgument, 0, "listen on a device that does not exist"};
   const Port& port = process_.ports[device];
@@ -179,7 +188,8 @@ Result<CollComm*> Instance::connect(ListenComm& listen, void* const* handles, in
                       listen.socket, decoded, own_rank);
   Result<std::vector<PeerRank>> peers = handshake.run();
   if (!peers) return peers.error();
-  Result<std::unique_ptr<CollComm>> comm = CollComm::create(settings_, *listen.port, std::move(*peers), own_rank);
+  Result<std::unique_ptr<CollComm>> comm =
+      CollComm::create(settings_, lane_ports(*listen.port), std::move(*peers), own_rank);
   if (!comm) return comm.error();
   CollComm* const made = comm->get();
   const MutexLock lock(mutex_);

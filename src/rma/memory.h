@@ -34,9 +34,15 @@ struct Memory {
   bool device_memory = false;
   RankMemory own;
   std::vector<RankMemory> ranks;  // by rank
+  // By rank and port; `rkey` of a rank is that of its first port. Lane k uses port k, modulo the number of ports.
+  std::vector<std::vector<std::uint32_t>> rkeys;
+  std::vector<std::uint32_t> lkeys;  // by port
   std::unique_ptr<MemoryHandle> registration;
   Memories* owner = nullptr;
   std::list<std::unique_ptr<Memory>>::iterator position;
+
+  std::uint32_t lkey_of(std::uint32_t lane) const { return lkeys[lane % lkeys.size()]; }
+  std::uint32_t rkey_of(std::uint32_t rank, std::uint32_t lane) const { return rkeys[rank][lane % rkeys[rank].size()]; }
 };
 
 // The registrations that NCCL holds through one instance: it may deregister after it has destroyed the contexts, and

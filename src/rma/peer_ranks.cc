@@ -1,6 +1,8 @@
 #include "rma/peer_ranks.h"
 
 #include <poll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -35,6 +37,18 @@ const char* call_name(wire::RmaCall call) {
 }
 
 }  // namespace
+
+PeerRanks::PeerRanks(std::vector<PeerRank> peers, std::uint32_t rank, unsigned timeout_s, Failures& failures)
+    : peers_(std::move(peers)),
+      rank_(rank),
+      timeout_s_(timeout_s),
+      failures_(failures),
+      wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
+
+void PeerRanks::wake() const {
+  const std::uint64_t one = 1;
+  static_cast<void>(!::write(wake_.get(), &one, sizeof one));  // a full counter wakes too
+}
 
 Result<std::vector<wire::RmaExchange>> PeerRanks::exchange(wire::RmaCall call, wire::RmaOutcome outcome,
                                                            const Body& body) {
@@ -82,16 +96,19 @@ Status PeerRanks::advance(Awaited& one, wire::RmaCall call, std::uint32_t sequen
   return {};
 }
 
-void PeerRanks::wait(std::vector<Awaited>& awaited, std::uint64_t deadline_ns) {
+void PeerRanks::wait(std::vector<Awaited>& awaited, std::uint64_t deadline_ns) const {
   std::vector<pollfd> sockets;
   for (const Awaited& one : awaited) {
     const int events = (one.received ? 0 : POLLIN) | (one.sent ? 0 : POLLOUT);
     sockets.push_back({one.is_complete() ? -1 : one.peer->channel->fd(), static_cast<short>(events), 0});
   }
+  sockets.push_back({wake_.get(), POLLIN, 0});
   poll_until(sockets, deadline_ns);
-  // The monitor may have read a message: a socket without news is looked at again when poll has found none at all.
+  std::uint64_t wakes = 0;
+  const bool woken = sockets.back().revents != 0 && ::read(wake_.get(), &wakes, sizeof wakes) > 0;
+  // The monitor may have read a message: then, and when poll has found no socket with news, all are looked at again.
   const bool any = std::any_of(sockets.begin(), sockets.end(), [](const pollfd& one) { return one.revents != 0; });
-  for (std::size_t i = 0; i < awaited.size(); ++i) awaited[i].ready = !any || sockets[i].revents != 0;
+  for (std::size_t i = 0; i < awaited.size(); ++i) awaited[i].ready = woken || !any || sockets[i].revents != 0;
 }
 
 void PeerRanks::announce_repeat(wire::RmaCall call) {

@@ -11,6 +11,7 @@
 
 #include "base/mutex.h"
 #include "base/result.h"
+#include "base/unique_fd.h"
 #include "rma/failures.h"
 #include "rma/handshake.h"
 #include "wire/rma.h"
@@ -21,8 +22,7 @@ class PeerRanks {
  public:
   // `peers` in ring order from `rank`, see Handshake. A collective call waits `timeout_s` for the others; if that
   // fails, the communicator has failed.
-  PeerRanks(std::vector<PeerRank> peers, std::uint32_t rank, unsigned timeout_s, Failures& failures)
-      : peers_(std::move(peers)), rank_(rank), timeout_s_(timeout_s), failures_(failures) {}
+  PeerRanks(std::vector<PeerRank> peers, std::uint32_t rank, unsigned timeout_s, Failures& failures);
 
   std::uint32_t ranks() const { return static_cast<std::uint32_t>(peers_.size()) + 1; }
   std::uint32_t rank() const { return rank_; }
@@ -35,6 +35,9 @@ class PeerRanks {
   // works, and the other ranks learn why.
   using Body = std::function<std::vector<std::uint8_t>(std::size_t peer)>;
   Result<std::vector<wire::RmaExchange>> exchange(wire::RmaCall call, wire::RmaOutcome outcome, const Body& body);
+
+  // Any thread: another one than that of the collective call has read messages.
+  void wake() const;
 
   // Tells the others that this rank takes part in the next exchange with a later call.
   void announce_repeat(wire::RmaCall call);
@@ -55,7 +58,7 @@ class PeerRanks {
   };
 
   Status advance(Awaited& one, wire::RmaCall call, std::uint32_t sequence);
-  static void wait(std::vector<Awaited>& awaited, std::uint64_t deadline_ns);
+  void wait(std::vector<Awaited>& awaited, std::uint64_t deadline_ns) const;
   Error fail_lost(const PeerRank& peer, wire::RmaCall call);
   Error fail_mismatch(const PeerRank& peer, wire::RmaCall call);
   Error fail_timeout(std::size_t missing, const PeerRank& first, wire::RmaCall call);
@@ -66,6 +69,7 @@ class PeerRanks {
   const std::uint32_t rank_;
   const unsigned timeout_s_;
   Failures& failures_;
+  const UniqueFd wake_;              // an eventfd; without one, a wait ends after a second
   std::uint32_t next_sequence_ = 0;  // of the thread that makes collective calls
 };
 

@@ -61,13 +61,28 @@ std::string numbers_of_contexts(const ContextSet& set, std::span<const std::size
 
 }  // namespace
 
-StallWatch::StallWatch(const ContextSet& set, Failures& failures, RmaSets& monitored, bool remembers)
-    : set_(set), failures_(failures), monitored_(monitored), remembers_(remembers), watched_(set.queues().size()) {
+StallWatch::StallWatch(const ContextSet& set, Failures& failures, RmaSets& monitored, std::uint64_t lane_timeout_ns,
+                       bool remembers)
+    : set_(set),
+      failures_(failures),
+      monitored_(monitored),
+      lane_timeout_ns_(set.failover() != nullptr ? lane_timeout_ns : 0),
+      remembers_(remembers),
+      watched_(set.queues().size()) {
   monitored_.add(*this);
 }
 
 StallWatch::~StallWatch() {
   monitored_.remove(*this, remembers_);
+}
+
+void StallWatch::port_down(const Device& device, std::uint8_t port) noexcept {
+  if (set_.failover() == nullptr) return;
+  try {
+    set_.failover()->port_down(device, port);
+  } catch (...) {  // the retries find it out too
+    VERBATIM_WARN("no memory to leave a lane of RMA at rank %u", set_.own_rank());
+  }
 }
 
 void StallWatch::skip_gap(const StallSettings& settings, std::uint64_t now) {
@@ -114,6 +129,17 @@ void StallWatch::check_peer(const StallSettings& settings, std::size_t peer, std
       ++found.recovered;
       found.recovered_after_ns = std::max(found.recovered_after_ns, stalled_ns);
       continue;
+    }
+    const std::uint32_t lane = queue.lane.load(std::memory_order_relaxed);
+    if (lane_timeout_ns_ != 0 && is_polled(now)) {
+      if (std::exchange(watched.lane, lane) != lane) {
+        watched.progress_ns = now;
+        continue;
+      }
+      if (stalled_ns >= lane_timeout_ns_) {
+        set_.failover()->lane_failed(
+            queue.peer, lane, "nothing has completed for " + to_seconds(stalled_ns) + " (VERBATIM_LANE_TIMEOUT_MS)");
+      }
     }
     if (settings.fail_ns != 0 && stalled_ns >= settings.fail_ns) return fail(queue, stalled_ns, now);
     if (watched.reported) {

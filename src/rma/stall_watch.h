@@ -17,12 +17,15 @@ namespace verbatim::rma {
 class StallWatch final : public MonitoredRmaSet {
  public:
   // `remembers`: what the set has carried is for the file of statistics.
-  StallWatch(const ContextSet& set, Failures& failures, RmaSets& monitored, bool remembers);
+  // `lane_timeout_ns`: without progress for so long, a lane has failed if there is another one; 0: never.
+  StallWatch(const ContextSet& set, Failures& failures, RmaSets& monitored, std::uint64_t lane_timeout_ns,
+             bool remembers);
   ~StallWatch();
   StallWatch(const StallWatch&) = delete;
   StallWatch& operator=(const StallWatch&) = delete;
 
   bool check_stalls(const StallSettings& settings, std::uint64_t now) noexcept override;
+  void port_down(const Device& device, std::uint8_t port) noexcept override;
   RmaStats stats(std::uint64_t now) const override;
 
  private:
@@ -30,6 +33,7 @@ class StallWatch final : public MonitoredRmaSet {
   struct Watched {
     std::uint64_t completed = 0;
     std::uint64_t progress_ns = 0;  // when something last completed, or nothing was outstanding
+    std::uint32_t lane = 0;
     bool reported = false;
   };
   // The queues of one peer.
@@ -52,6 +56,7 @@ class StallWatch final : public MonitoredRmaSet {
   const ContextSet& set_;
   Failures& failures_;
   RmaSets& monitored_;
+  const std::uint64_t lane_timeout_ns_;
   const bool remembers_;
   // The rest is the monitoring thread's.
   std::vector<Watched> watched_;  // by queue of the set

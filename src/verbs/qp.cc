@@ -163,6 +163,14 @@ Status to_error(ibv_qp* qp, const Device& device) {
   return modify(qp, device, attributes, IBV_QP_STATE, "ibv_modify_qp to ERR");
 }
 
+Result<std::uint32_t> expected_psn(ibv_qp* qp, const Device& device) {
+  ibv_qp_attr attributes = {};
+  ibv_qp_init_attr unused = {};
+  const Status queried = check_errno("ibv_query_qp", device.verbs().query_qp(qp, &attributes, IBV_QP_RQ_PSN, &unused));
+  if (!queried) return queried.error();
+  return attributes.rq_psn & kPsnMask;
+}
+
 Result<std::optional<ibv_ece>> query_ece(ibv_qp* qp, const Device& device) {
   if (device.verbs().query_ece == nullptr) return std::optional<ibv_ece>();
   ibv_ece ece = {};

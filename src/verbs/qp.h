@@ -43,6 +43,9 @@ struct RcQp {
   std::uint32_t recv_wr = 0;
 };
 
+// Packet sequence numbers have 24 bits.
+inline constexpr std::uint32_t kPsnMask = 0xffffff;
+
 // Creates a QP in state RESET. Sizes above the device's limits are reduced to the limits.
 Result<RcQp> create_rc_qp(const Device& device, ibv_cq* send_cq, ibv_cq* recv_cq, const QpCaps& caps);
 
@@ -76,6 +79,10 @@ std::uint8_t set_lag_port(ibv_qp* qp, const Device& device, std::size_t index);
 
 // Any state -> ERR: outstanding work requests complete with a flush error.
 Status to_error(ibv_qp* qp, const Device& device);
+
+// The PSN of the packet that the QP, as responder, expects next: all before it have been executed. 24 bits. Drivers
+// report it as rq_psn of ibv_query_qp (Linux: mlx5_ib_query_qp, next_rcv_psn; rxe_qp_to_attr, resp.psn).
+Result<std::uint32_t> expected_psn(ibv_qp* qp, const Device& device);
 
 // Enhanced connection establishment (ECE) options; nullopt if libibverbs or the device does not support them.
 Result<std::optional<ibv_ece>> query_ece(ibv_qp* qp, const Device& device);

@@ -40,12 +40,11 @@ void code_rma_exchange(Codec& codec, Exchange& exchange) {
   codec.fields(exchange.call, exchange.outcome, exchange.sequence);
 }
 
-template <typename Codec, typename Offer>
-void code_rma_offer(Codec& codec, Offer& offer) {
-  auto& device = offer.device;
-  codec.fields(offer.contexts, offer.rank_stride, offer.roce_version, device.gid, device.max_message_bytes, device.lid,
-               device.link_layer, device.grh_required, device.mtu, device.port, device.gid_index,
-               device.responder_reads, device.name);
+template <typename Codec, typename Lane>
+void code_rma_lane(Codec& codec, Lane& lane) {
+  auto& device = lane.device;
+  codec.fields(lane.roce_version, device.gid, device.max_message_bytes, device.lid, device.link_layer,
+               device.grh_required, device.mtu, device.port, device.gid_index, device.responder_reads, device.name);
 }
 
 template <typename Codec, typename Qp>
@@ -54,9 +53,18 @@ void code_rma_qp(Codec& codec, Qp& qp) {
   if (qp.has_ece) codec.fields(qp.ece);
 }
 
-template <typename Codec, typename Registration>
-void code_rma_registration(Codec& codec, Registration& registration) {
-  codec.fields(registration.address, registration.bytes, registration.rkey);
+void put_list(Writer& writer, const std::vector<std::uint32_t>& values) {
+  writer.put(static_cast<std::uint32_t>(values.size()));
+  for (const std::uint32_t value : values) writer.put(value);
+}
+
+// False: there are more than `most`, or fewer than announced.
+bool get_list(Reader& reader, std::size_t most, std::vector<std::uint32_t>& values) {
+  const std::size_t count = reader.get<std::uint32_t>();
+  if (!reader.complete() || count > most) return false;
+  values.resize(count);
+  for (std::uint32_t& value : values) reader.fields(value);
+  return reader.complete();
 }
 
 Error damaged(const char* what) {
@@ -92,17 +100,27 @@ std::vector<std::uint8_t> encode_rma_failed(const std::string& text) {
   return finish_rma(RmaMessageType::kFailed, std::move(writer));
 }
 
+std::vector<std::uint8_t> encode_rma_lane_fenced(const RmaLaneFenced& fenced) {
+  Writer writer;
+  writer.fields(RawHeader{}, fenced.set, fenced.lane);
+  put_list(writer, fenced.psns);
+  return finish_rma(RmaMessageType::kLaneFenced, std::move(writer));
+}
+
 std::vector<std::uint8_t> encode_rma_offer(const RmaOffer& offer) {
   Writer writer;
-  code_rma_offer(writer, offer);
-  writer.put(static_cast<std::uint32_t>(offer.qps.size()));
-  for (const HelloQp& qp : offer.qps) code_rma_qp(writer, qp);
+  writer.fields(offer.contexts, offer.rank_stride, static_cast<std::uint8_t>(offer.lanes.size()));
+  for (const RmaOfferedLane& lane : offer.lanes) {
+    code_rma_lane(writer, lane);
+    for (const HelloQp& qp : lane.qps) code_rma_qp(writer, qp);
+  }
   return std::move(writer).take();
 }
 
 std::vector<std::uint8_t> encode_rma_registration(const RmaRegistration& registration) {
   Writer writer;
-  code_rma_registration(writer, registration);
+  writer.fields(registration.address, registration.bytes);
+  put_list(writer, registration.rkeys);
   return std::move(writer).take();
 }
 
@@ -143,23 +161,38 @@ Result<RmaExchange> decode_rma_exchange(std::span<const std::uint8_t> body) {
 Result<RmaOffer> decode_rma_offer(std::span<const std::uint8_t> body) {
   Reader reader(body);
   RmaOffer offer;
-  code_rma_offer(reader, offer);
-  const std::size_t qps = reader.get<std::uint32_t>();
-  if (!reader.complete() || qps > kMaxRmaContexts) return damaged("damaged offer of QPs");
-  offer.qps.resize(qps);
-  for (HelloQp& qp : offer.qps) code_rma_qp(reader, qp);
-  const HelloDevice& device = offer.device;
-  const bool usable = device.max_message_bytes != 0 && device.mtu != 0 && device.mtu <= kMaxRmaMtu &&
-                      offer.roce_version <= kMaxRoceVersion;
-  if (!reader.complete() || !usable || (qps != 0 && qps != offer.contexts)) return damaged("damaged offer of QPs");
+  reader.fields(offer.contexts, offer.rank_stride);
+  const std::size_t lanes = reader.get<std::uint8_t>();
+  if (!reader.complete() || lanes > kMaxRmaPorts || offer.contexts > kMaxRmaContexts) {
+    return damaged("damaged offer of QPs");
+  }
+  offer.lanes.resize(lanes);
+  for (RmaOfferedLane& lane : offer.lanes) {
+    code_rma_lane(reader, lane);
+    lane.qps.resize(offer.contexts);
+    for (HelloQp& qp : lane.qps) code_rma_qp(reader, qp);
+    const HelloDevice& device = lane.device;
+    const bool usable = device.max_message_bytes != 0 && device.mtu != 0 && device.mtu <= kMaxRmaMtu &&
+                        lane.roce_version <= kMaxRoceVersion;
+    if (!reader.complete() || !usable) return damaged("damaged offer of QPs");
+  }
   return offer;
+}
+
+Result<RmaLaneFenced> decode_rma_lane_fenced(std::span<const std::uint8_t> body) {
+  Reader reader(body);
+  RmaLaneFenced fenced;
+  reader.fields(fenced.set, fenced.lane);
+  if (!get_list(reader, kMaxRmaContexts, fenced.psns)) return damaged("damaged message of a lane");
+  return fenced;
 }
 
 Result<RmaRegistration> decode_rma_registration(std::span<const std::uint8_t> body) {
   Reader reader(body);
   RmaRegistration registration;
-  code_rma_registration(reader, registration);
-  if (!reader.complete() || registration.address + registration.bytes < registration.address) {
+  reader.fields(registration.address, registration.bytes);
+  if (!get_list(reader, kMaxRmaPorts, registration.rkeys) || registration.rkeys.empty() ||
+      registration.address + registration.bytes < registration.address) {
     return damaged("damaged registration");
   }
   return registration;

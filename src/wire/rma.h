@@ -4,6 +4,7 @@
 //        | ---- kHello: RmaHello ------------> |   has the secret of the accepting rank's listen
 //        | <--- kWelcome: RmaHello ----------- |   has the secret of the connecting rank's listen
 //        | <--> kExchange: RmaExchange <-----> |   one each way for each collective call, numbered from 0
+//        | <--> kLaneFenced <----------------> |   of a lane that has failed, from each side once
 //        | <--> kClose or kFailed <----------> |   the last message of either side
 //
 // Each rank knows the handles of all ranks, and so all secrets: the two hellos prove it.
@@ -20,10 +21,18 @@
 #include "base/result.h"
 #include "wire/handle.h"
 #include "wire/handshake.h"
+#include "wire/limits.h"
 
 namespace verbatim::wire {
 
-enum class RmaMessageType : std::uint16_t { kHello = 1, kWelcome = 2, kExchange = 3, kClose = 4, kFailed = 5 };
+enum class RmaMessageType : std::uint16_t {
+  kHello = 1,
+  kWelcome = 2,
+  kExchange = 3,
+  kClose = 4,
+  kFailed = 5,
+  kLaneFenced = 6
+};
 
 // Both ends have the same layout of Header, with another magic.
 struct RmaHeader {
@@ -31,8 +40,10 @@ struct RmaHeader {
   std::uint32_t body_bytes = 0;
 };
 // Below it are the 4,096 QPs of the largest offer.
-constexpr std::size_t kMaxRmaBodyBytes = std::size_t{1} << 17;
+constexpr std::size_t kMaxRmaBodyBytes = std::size_t{1} << 20;
 constexpr std::size_t kMaxRmaContexts = 4096;
+// The ports of a rank.
+constexpr std::size_t kMaxRmaPorts = kMaxDevices;
 
 struct RmaHello {
   Secret secret{};
@@ -56,27 +67,40 @@ struct RmaExchange {
   std::vector<std::uint8_t> body;  // kDone: of the call; kFailed: the text of the failure
 };
 
-// kOffer: the port of one end, and its QPs for the receiving rank, one for each context; none if the rank is not spoken
-// to.
-struct RmaOffer {
-  std::uint32_t contexts = 0;
-  std::uint32_t rank_stride = 1;
+// One end of a lane: its port, and its QPs for the receiving rank, one for each context.
+struct RmaOfferedLane {
   std::uint8_t roce_version = 0;  // enum RoceVersion
   HelloDevice device;
   std::vector<HelloQp> qps;
+};
+
+// kOffer: the lanes to the receiving rank; none if the rank is not spoken to.
+struct RmaOffer {
+  std::uint32_t contexts = 0;
+  std::uint32_t rank_stride = 1;
+  std::vector<RmaOfferedLane> lanes;
 };
 
 // kRegister
 struct RmaRegistration {
   std::uint64_t address = 0;
   std::uint64_t bytes = 0;
-  std::uint32_t rkey = 0;
+  std::vector<std::uint32_t> rkeys;  // by port of the rank
 };
+
+// The sender's QPs of a lane are in ERR, and execute nothing more.
+struct RmaLaneFenced {
+  std::uint32_t set = 0;  // which createContext, from 0
+  std::uint32_t lane = 0;
+  std::vector<std::uint32_t> psns;  // by context: the PSN that the QP expects; kNoPsn: not known
+};
+inline constexpr std::uint32_t kNoPsn = 0xffffffff;
 
 std::vector<std::uint8_t> encode_rma_hello(RmaMessageType type, const RmaHello& hello);
 std::vector<std::uint8_t> encode_rma_exchange(const RmaExchange& exchange);
 std::vector<std::uint8_t> encode_rma_close();
 std::vector<std::uint8_t> encode_rma_failed(const std::string& text);
+std::vector<std::uint8_t> encode_rma_lane_fenced(const RmaLaneFenced& fenced);
 std::vector<std::uint8_t> encode_rma_offer(const RmaOffer& offer);                       // a body
 std::vector<std::uint8_t> encode_rma_registration(const RmaRegistration& registration);  // a body
 std::vector<std::uint8_t> encode_rma_text(const std::string& text);                      // a body
@@ -88,6 +112,7 @@ Result<RmaHeader> decode_rma_header(std::span<const std::uint8_t, kHeaderBytes> 
 Result<RmaHello> decode_rma_hello(std::span<const std::uint8_t> body);
 Result<RmaExchange> decode_rma_exchange(std::span<const std::uint8_t> body);
 Result<RmaOffer> decode_rma_offer(std::span<const std::uint8_t> body);
+Result<RmaLaneFenced> decode_rma_lane_fenced(std::span<const std::uint8_t> body);
 Result<RmaRegistration> decode_rma_registration(std::span<const std::uint8_t> body);
 std::string decode_rma_text(std::span<const std::uint8_t> body);
 

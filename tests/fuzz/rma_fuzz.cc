@@ -64,40 +64,46 @@ Bytes hello(fuzz::Input& input, wire::RmaMessageType type, const wire::Secret& s
     const std::span<const std::uint8_t> text = input.take(input.get<std::uint8_t>() % 80);
     hello.host.assign(text.begin(), text.end());
   }
-  if ((fields & 16) != 0) type = static_cast<wire::RmaMessageType>(input.get<std::uint8_t>() % 7);
+  if ((fields & 16) != 0) type = static_cast<wire::RmaMessageType>(input.get<std::uint8_t>() % 8);
   return wire::encode_rma_hello(type, hello);
 }
 
-Bytes offer_body(fuzz::Input& input, std::uint32_t contexts) {
-  wire::RmaOffer offer;
-  offer.contexts = contexts;
-  offer.roce_version = 2;
-  offer.device.gid = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 77, 0, 1};
-  offer.device.max_message_bytes = 1 << 30;
-  offer.device.link_layer = 2;  // Ethernet
-  offer.device.mtu = 5;
-  offer.device.port = 1;
-  offer.device.gid_index = 3;
-  offer.device.responder_reads = 16;
-  offer.device.name = "softverbs0";
-  offer.qps.resize(contexts, {.number = 1});
-  const auto fields = input.get<std::uint8_t>();
-  if ((fields & 1) != 0) offer.contexts = input.get<std::uint16_t>();
-  if ((fields & 2) != 0) offer.rank_stride = input.get<std::uint8_t>() % 4;
-  if ((fields & 4) != 0) offer.qps.resize(input.get<std::uint8_t>() % 8);
-  if ((fields & 8) != 0) offer.device.max_message_bytes = input.get<std::uint32_t>();
+wire::RmaOfferedLane offered_lane(fuzz::Input& input, std::uint32_t contexts, unsigned fields) {
+  wire::RmaOfferedLane lane;
+  lane.roce_version = 2;
+  lane.device.gid = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 77, 0, 1};
+  lane.device.max_message_bytes = 1 << 30;
+  lane.device.link_layer = 2;  // Ethernet
+  lane.device.mtu = 5;
+  lane.device.port = 1;
+  lane.device.gid_index = 3;
+  lane.device.responder_reads = 16;
+  lane.device.name = "softverbs0";
+  lane.qps.resize(contexts, {.number = 1});
+  if ((fields & 4) != 0) lane.qps.resize(input.get<std::uint8_t>() % 8);
+  if ((fields & 8) != 0) lane.device.max_message_bytes = input.get<std::uint32_t>();
   if ((fields & 16) != 0) {
-    offer.device.mtu = input.get<std::uint8_t>() % 8;
-    offer.device.link_layer = input.get<std::uint8_t>() % 4;
-    offer.device.responder_reads = input.get<std::uint8_t>();
-    offer.roce_version = input.get<std::uint8_t>() % 4;
+    lane.device.mtu = input.get<std::uint8_t>() % 8;
+    lane.device.link_layer = input.get<std::uint8_t>() % 4;
+    lane.device.responder_reads = input.get<std::uint8_t>();
+    lane.roce_version = input.get<std::uint8_t>() % 4;
   }
-  for (wire::HelloQp& qp : offer.qps) {
+  for (wire::HelloQp& qp : lane.qps) {
     if ((fields & 32) == 0) break;
     qp.number = input.get<std::uint32_t>();
     qp.has_ece = (qp.number & 1) != 0;
     if (qp.has_ece) qp.ece = {input.get<std::uint32_t>(), input.get<std::uint32_t>(), input.get<std::uint32_t>()};
   }
+  return lane;
+}
+
+Bytes offer_body(fuzz::Input& input, std::uint32_t contexts, std::uint8_t ports) {
+  wire::RmaOffer offer;
+  offer.contexts = contexts;
+  const auto fields = input.get<std::uint8_t>();
+  if ((fields & 1) != 0) offer.contexts = input.get<std::uint16_t>();
+  if ((fields & 2) != 0) offer.rank_stride = input.get<std::uint8_t>() % 4;
+  for (std::uint8_t lane = 0; lane < ports; ++lane) offer.lanes.push_back(offered_lane(input, contexts, fields));
   return wire::encode_rma_offer(offer);
 }
 
@@ -113,12 +119,17 @@ Script make_script(fuzz::Input& input, std::uint32_t contexts) {
   constexpr wire::RmaCall kCalls[] = {wire::RmaCall::kReady, wire::RmaCall::kOffer, wire::RmaCall::kReady,
                                       wire::RmaCall::kRegister};
   std::uint32_t sequence = 0;
+  std::uint8_t ports = 1;
   for (const wire::RmaCall call : kCalls) {
     wire::RmaExchange exchange{.call = call, .sequence = sequence++, .body = {}};
     const auto flags = input.get<std::uint8_t>();
-    if (call == wire::RmaCall::kOffer) exchange.body = offer_body(input, contexts);
+    if (sequence == 1) {  // the first one
+      if ((flags & 16) != 0) ports = input.get<std::uint8_t>() % 4;
+      exchange.body = {ports};
+    }
+    if (call == wire::RmaCall::kOffer) exchange.body = offer_body(input, contexts, ports);
     if (call == wire::RmaCall::kRegister) {
-      wire::RmaRegistration registration{reinterpret_cast<std::uint64_t>(g_memory.data()), kMemoryBytes, 1};
+      wire::RmaRegistration registration{reinterpret_cast<std::uint64_t>(g_memory.data()), kMemoryBytes, {1}};
       if ((flags & 16) != 0) registration.address = input.get<std::uint64_t>();
       if ((flags & 16) != 0) registration.bytes = input.get<std::uint64_t>();
       script.registered = registration.bytes;
@@ -132,14 +143,19 @@ Script make_script(fuzz::Input& input, std::uint32_t contexts) {
     Bytes message = wire::encode_rma_exchange(exchange);
     if (change_bytes(input, flags, message)) script.registered = UINT64_MAX;  // not known
     if (script.messages.empty() && exchange.sequence == 0) {
-      script.connects = (flags & (32 | 64)) == 0 && message == wire::encode_rma_exchange(exchange);
+      script.connects = (flags & (32 | 64)) == 0 && ports != 0 && message == wire::encode_rma_exchange(exchange);
     }
     for (int copies = (flags & 64) == 0 ? 1 : input.get<std::uint8_t>() % 20; copies > 0; --copies) {
       script.messages.push_back(message);
     }
     if ((flags & 128) != 0) script.messages.push_back(wire::encode_rma_failed("fuzz\n\x7f"));
   }
-  if (input.get<std::uint8_t>() % 2 == 1) script.messages.push_back(wire::encode_rma_close());
+  const auto end = input.get<std::uint8_t>();
+  if ((end & 2) != 0) {
+    const std::uint32_t lane = input.get<std::uint8_t>() % 4;
+    script.messages.push_back(wire::encode_rma_lane_fenced({end % 3U, lane, {input.get<std::uint32_t>(), 0}}));
+  }
+  if ((end & 1) != 0) script.messages.push_back(wire::encode_rma_close());
   return script;
 }
 

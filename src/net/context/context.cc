@@ -344,6 +344,7 @@ void Context::report_no_atomics(const Comm& comm) {
 
 ProcessParts Context::process_parts() const {
   return {.ports = process_.inventory->ports(),
+          .devices = *process_.devices,
           .monitor = *process_.monitor,
           .side_channel = process_.side_channel.address,
           .side_channel_name = connect_settings_.side_channel_name,

@@ -18,6 +18,7 @@
 #include "net/connect/connector.h"
 #include "net/connect/endpoint_pool.h"
 #include "net/connect/listen_comm.h"
+#include "net/context/net_devices.h"
 #include "net/transfer/comm.h"
 #include "verbs/device.h"
 #include "wire/handle.h"
@@ -30,6 +31,7 @@ struct ProcessState;
 // What RMA uses of the process while a context is open.
 struct ProcessParts {
   std::span<const Port> ports;  // physical devices, by NCCL's index
+  const NetDevices& devices;
   Monitor& monitor;
   const sockaddr_storage& side_channel;  // address for TCP, port 0
   std::string side_channel_name;         // interface and address, for messages

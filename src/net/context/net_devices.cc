@@ -37,6 +37,22 @@ Result<std::vector<const Port*>> NetDevices::ports(std::size_t device) const {
   return ports;
 }
 
+std::vector<const Port*> NetDevices::merged_with(std::size_t device) const {
+  std::vector<const Port*> ports = {&physical_[device]};
+  const MutexLock lock(mutex_);
+  for (const std::vector<int>& members : virtual_) {
+    const auto own = std::find(members.begin(), members.end(), static_cast<int>(device));
+    if (own == members.end()) continue;
+    // Those behind it first, so that two ranks on the two ports of a NIC pair them alike.
+    for (auto other = own + 1; other != members.end(); ++other)
+      ports.push_back(&physical_[static_cast<std::size_t>(*other)]);
+    for (auto other = members.begin(); other != own; ++other)
+      ports.push_back(&physical_[static_cast<std::size_t>(*other)]);
+    return ports;
+  }
+  return ports;
+}
+
 std::vector<int> NetDevices::members(std::size_t device) const {
   if (device < physical_.size()) return {static_cast<int>(device)};
   const MutexLock lock(mutex_);

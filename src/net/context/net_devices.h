@@ -24,6 +24,9 @@ class NetDevices {
   // The ports of a device. kArgument: there is no such device.
   Result<std::vector<const Port*>> ports(std::size_t device) const VERBATIM_EXCLUDES(mutex_);
 
+  // The port of a physical device, and behind it those of the first virtual device that it is a member of. It exists.
+  std::vector<const Port*> merged_with(std::size_t device) const VERBATIM_EXCLUDES(mutex_);
+
   // The indices of its ports: for a physical device its own index. It exists.
   std::vector<int> members(std::size_t device) const VERBATIM_EXCLUDES(mutex_);
 

@@ -138,6 +138,8 @@ struct MonitoredConnection {
 
 // The monitor looks at a connection only when it has changed or when its deadline has come: a wake-up costs nothing for
 // the others. Only ticks of the keepalive visit all connections.
+class RmaSets;
+
 struct ConnectionTable {
   // By the descriptor of the side channel.
   using Connections = std::map<int, MonitoredConnection>;
@@ -179,6 +181,7 @@ struct ConnectionTable {
   // By owner: comms that are closing or being destroyed. An entry is made before the owner's first close, which must
   // not allocate.
   std::map<const void*, std::size_t> closing VERBATIM_GUARDED_BY(mutex);
+  RmaSets* rma_sets = nullptr;  // of the same monitor; any thread, without the mutex
   SideChannelSource* source VERBATIM_GUARDED_BY(mutex) = nullptr;
   std::size_t resumable VERBATIM_GUARDED_BY(mutex) = 0;        // connections that the source knows
   std::size_t reported_losses VERBATIM_GUARDED_BY(mutex) = 0;  // side channels that are lost, and reported

@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "net/monitor/rma_sets.h"
 
 namespace verbatim {
 namespace {
@@ -195,6 +196,9 @@ void read_device_events(ConnectionTable& table, const Device& device, std::uint3
   ibv_async_event event{};
   while (verbs.get_async_event(device.context(), &event) == 0) {
     signal_comms(table, device, index, event);
+    if (event.event_type == IBV_EVENT_PORT_ERR) {
+      table.rma_sets->port_down(device, static_cast<std::uint8_t>(event.element.port_num));
+    }
     try {
       log_event(table, device, event);
     } catch (...) {  // no memory for the details of an event of a port

@@ -57,7 +57,9 @@ Monitor::Monitor(std::span<const std::unique_ptr<Device>> devices, const Monitor
     : devices_(devices),
       rma_sets_(table_.poller, settings.stalls),
       stall_reports_(settings.stalls),
-      keepalive_(settings.keepalive_ns) {}
+      keepalive_(settings.keepalive_ns) {
+  table_.rma_sets = &rma_sets_;
+}
 
 Monitor::~Monitor() {
   if (!thread_.joinable()) return;

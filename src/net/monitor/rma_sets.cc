@@ -47,6 +47,11 @@ std::uint64_t RmaSets::check(std::uint64_t now) noexcept {
   return next_check_ns_;
 }
 
+void RmaSets::port_down(const Device& device, std::uint8_t port) noexcept {
+  const MutexLock lock(mutex_);
+  for (const Entry& entry : sets_) entry.set->port_down(device, port);
+}
+
 std::string RmaSets::state_json(std::uint64_t now) const {
   std::vector<std::string> all;
   const MutexLock lock(mutex_);

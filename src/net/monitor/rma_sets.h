@@ -12,6 +12,7 @@
 #include "net/monitor/poller.h"
 #include "net/monitor/rma_stats.h"
 #include "net/monitor/stall_detector.h"
+#include "verbs/device.h"
 
 namespace verbatim {
 
@@ -21,6 +22,8 @@ class MonitoredRmaSet {
   // The monitoring thread reports what has stalled, or lets it fail. Returns whether something is outstanding: the next
   // check is nearer then. It calls no verb.
   virtual bool check_stalls(const StallSettings& settings, std::uint64_t now) noexcept = 0;
+  // The link of a port is down. Not the monitoring thread.
+  virtual void port_down(const Device& device, std::uint8_t port) noexcept = 0;
   // Without its number.
   virtual RmaStats stats(std::uint64_t now) const = 0;
 
@@ -40,6 +43,7 @@ class RmaSets {
 
   // Looks for stalls if it is time for that. Returns when it is to be called again.
   std::uint64_t check(std::uint64_t now) noexcept VERBATIM_EXCLUDES(mutex_);
+  void port_down(const Device& device, std::uint8_t port) noexcept VERBATIM_EXCLUDES(mutex_);
   // The list of the sets, as JSON.
   std::string state_json(std::uint64_t now) const VERBATIM_EXCLUDES(mutex_);
   // What the sets that were removed have carried; they are forgotten.

@@ -339,6 +339,11 @@ int query_qp(Qp& qp, ibv_qp_attr& attributes, ibv_qp_init_attr& init) {
   attributes.qp_state = attributes.cur_qp_state = qp.ibv_qp::state = qp.current_state();
   attributes.path_mig_state = IBV_MIG_MIGRATED;
   attributes.cap = qp.cap;
+  {
+    // As drivers of NICs do (mlx5, rxe): the PSN of the next packet, not the one that was set.
+    SharedLockGuard lock(qp.shared->lock, qp.process->me());
+    attributes.rq_psn = qp.shared->expected_psn;
+  }
   init = {};
   init.qp_context = qp.qp_context;
   init.send_cq = qp.send_cq;

@@ -23,12 +23,16 @@ RmaOffer sample_offer() {
   RmaOffer offer;
   offer.contexts = 2;
   offer.rank_stride = 4;
-  offer.roce_version = 2;
-  offer.device.max_message_bytes = 4096;
-  offer.device.mtu = 5;
-  offer.device.lid = 7;
-  offer.device.name = "mlx5_0";
-  offer.qps = {{.number = 100}, {.number = 101, .has_ece = true, .ece = {1, 2, 3}}};
+  for (const std::uint8_t port : {std::uint8_t{1}, std::uint8_t{2}}) {
+    RmaOfferedLane& lane = offer.lanes.emplace_back();
+    lane.roce_version = 2;
+    lane.device.max_message_bytes = 4096;
+    lane.device.mtu = 5;
+    lane.device.lid = 7;
+    lane.device.port = port;
+    lane.device.name = "mlx5_0";
+    lane.qps = {{.number = 100U * port}, {.number = 100U * port + 1, .has_ece = true, .ece = {1, 2, 3}}};
+  }
   return offer;
 }
 
@@ -66,12 +70,17 @@ TEST(RmaMessages, ExchangeWithOffer_IsReadAsItWasWritten) {
   ASSERT_TRUE(read);
   EXPECT_EQ(read->contexts, 2U);
   EXPECT_EQ(read->rank_stride, 4U);
-  EXPECT_EQ(read->device.name, "mlx5_0");
-  EXPECT_EQ(read->device.lid, 7);
-  ASSERT_EQ(read->qps.size(), 2U);
-  EXPECT_EQ(read->qps[0].number, 100U);
-  EXPECT_FALSE(read->qps[0].has_ece);
-  EXPECT_EQ(read->qps[1].ece, (std::array<std::uint32_t, 3>{1, 2, 3}));
+  ASSERT_EQ(read->lanes.size(), 2U);
+  for (std::size_t i = 0; i < 2; ++i) {
+    const RmaOfferedLane& lane = read->lanes[i];
+    EXPECT_EQ(lane.device.name, "mlx5_0");
+    EXPECT_EQ(lane.device.lid, 7);
+    EXPECT_EQ(lane.device.port, i + 1);
+    ASSERT_EQ(lane.qps.size(), 2U);
+    EXPECT_EQ(lane.qps[0].number, 100U * (i + 1));
+    EXPECT_FALSE(lane.qps[0].has_ece);
+    EXPECT_EQ(lane.qps[1].ece, (std::array<std::uint32_t, 3>{1, 2, 3}));
+  }
 }
 
 TEST(RmaMessages, OfferThatContradictsItself_IsRefused) {
@@ -79,16 +88,36 @@ TEST(RmaMessages, OfferThatContradictsItself_IsRefused) {
   offer.contexts = 3;
   EXPECT_FALSE(decode_rma_offer(encode_rma_offer(offer)));
   offer = sample_offer();
-  offer.device.mtu = 6;
+  offer.lanes[1].device.mtu = 6;
   EXPECT_FALSE(decode_rma_offer(encode_rma_offer(offer)));
   offer = sample_offer();
-  offer.roce_version = 3;
+  offer.lanes[0].roce_version = 3;
+  EXPECT_FALSE(decode_rma_offer(encode_rma_offer(offer)));
+  offer = sample_offer();
+  offer.lanes.resize(kMaxRmaPorts + 1, offer.lanes.front());
   EXPECT_FALSE(decode_rma_offer(encode_rma_offer(offer)));
 }
 
 TEST(RmaMessages, RegistrationThatWraps_IsRefused) {
-  EXPECT_TRUE(decode_rma_registration(encode_rma_registration({.address = 4096, .bytes = 64, .rkey = 1})));
-  EXPECT_FALSE(decode_rma_registration(encode_rma_registration({.address = ~std::uint64_t{0}, .bytes = 2, .rkey = 1})));
+  EXPECT_TRUE(decode_rma_registration(encode_rma_registration({.address = 4096, .bytes = 64, .rkeys = {1, 2}})));
+  EXPECT_FALSE(
+      decode_rma_registration(encode_rma_registration({.address = ~std::uint64_t{0}, .bytes = 2, .rkeys = {1}})));
+}
+
+TEST(RmaMessages, RegistrationWithoutKeys_IsRefused) {
+  EXPECT_FALSE(decode_rma_registration(encode_rma_registration({.address = 4096, .bytes = 64, .rkeys = {}})));
+}
+
+TEST(RmaMessages, LaneFenced_IsReadAsItWasWritten) {
+  const auto message = encode_rma_lane_fenced({.set = 3, .lane = 1, .psns = {7, kNoPsn}});
+  EXPECT_EQ(rma_header(message)->type, RmaMessageType::kLaneFenced);
+  const Result<RmaLaneFenced> read = decode_rma_lane_fenced(rma_body(message));
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->set, 3U);
+  EXPECT_EQ(read->lane, 1U);
+  EXPECT_EQ(read->psns, (std::vector<std::uint32_t>{7, kNoPsn}));
+  const std::span<const std::uint8_t> body = rma_body(message);
+  for (std::size_t bytes = 0; bytes < body.size(); ++bytes) EXPECT_FALSE(decode_rma_lane_fenced(body.first(bytes)));
 }
 
 TEST(RmaMessages, OtherProtocolOrVersion_IsRefused) {
@@ -120,7 +149,7 @@ TEST(RmaMessages, DamagedBodies_AreNotReadBeyondTheirEnd) {
     for (int j = 0; j < 3; ++j) changed[random() % changed.size()] = static_cast<std::uint8_t>(random());
     const Result<RmaOffer> read = decode_rma_offer(changed);
     if (read) {
-      EXPECT_TRUE(read->qps.empty() || read->qps.size() == read->contexts);
+      for (const RmaOfferedLane& lane : read->lanes) EXPECT_EQ(lane.qps.size(), read->contexts);
     }
     static_cast<void>(decode_rma_exchange(changed));
     static_cast<void>(decode_rma_registration(changed));

@@ -1,0 +1,296 @@
+// Lanes that fail under puts, gets and signals: no byte is wrong, and each signal counts once. Each of the two ranks is
+// a process with two ports, merged by the network's table as NCCL does it: rank 0 has the devices 0 and 2, rank 1 has 1
+// and 3. Faults are those of rank 0's process.
+#include <sys/wait.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "netapi/log.h"
+#include "netapi/plugin.h"
+#include "ranks.h"
+
+namespace rma_test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr int kContexts = 2;
+constexpr std::size_t kMessages = 40;  // of a context, to the other rank
+constexpr std::size_t kSlotWords = 2048;
+constexpr std::size_t kUnderWay = 6;
+constexpr std::chrono::seconds kLimit{40};
+constexpr std::uint64_t kUsed = 0x5afe;
+
+// Some of one packet, some of five.
+std::size_t words_of(std::size_t message) {
+  return 1 + (message * 397) % kSlotWords;
+}
+
+std::uint64_t word_of(int rank, int context, std::size_t message, std::size_t word) {
+  return (static_cast<std::uint64_t>(rank + 1) << 48) + (static_cast<std::uint64_t>(context + 1) << 40) +
+         (static_cast<std::uint64_t>(message + 1) << 20) + word;
+}
+
+class RmaLanes : public ::testing::Test {
+ protected:
+  ~RmaLanes() override {
+    for (const char* name : {"VERBATIM_TIMEOUT", "VERBATIM_LANE_TIMEOUT_MS", "VERBATIM_FAILOVER"}) ::unsetenv(name);
+  }
+
+  // Before the first call of the plugin.
+  void begin(const Rank& rank, const std::string& faults, bool merged) {
+    if (rank.number() == 0 && !faults.empty()) ::setenv("SOFTVERBS_FAULTS", faults.c_str(), 1);
+    char* const text = ranks_.text(rank.number());
+    netapi::set_log_callback([text](const netapi::LogLine& line) {
+      if (line.text.find("lane") == std::string::npos && line.level != nccl::DebugLogLevel::kWarn) return;
+      std::strncat(text, line.text.c_str(), Ranks::kTextBytes - std::strlen(text) - 2);
+      std::strcat(text, "\n");
+    });
+    if (!merged) return;
+    netapi::Opened opened = netapi::open_plugin(std::getenv("PLUGIN"));
+    ASSERT_NE(opened.plugin, nullptr) << opened.error;
+    net_ = opened.plugin.release();  // until the process ends
+    void* context = nullptr;
+    int device = 0;
+    ASSERT_OK(net_->init(1, {}, &context));
+    ASSERT_OK(net_->devices(&device));
+    ASSERT_EQ(device, 4);
+    ASSERT_OK(net_->make_vdevice({rank.number(), rank.number() + 2}, &device));
+  }
+
+  // What one rank does: in each context it puts messages with a signal into slots of the other rank, and reads the
+  // slots that have arrived. A slot that was read is used for something else: a put that is executed again would be
+  // seen.
+  class Traffic {
+   public:
+    explicit Traffic(Rank& rank) : rank_(rank) {
+      for (int context = 0; context < kContexts; ++context) {
+        for (std::size_t message = 0; message < kMessages; ++message) {
+          for (std::size_t i = 0; i < kSlotWords; ++i) {
+            source_[slot(context, message) + i] = word_of(rank.number(), context, message, i);
+          }
+        }
+      }
+      source_memory_ = rank.register_memory(source_.data(), source_.bytes());
+      memory_ = rank.register_memory(slots_.data(), slots_.bytes());
+      got_memory_ = rank.register_memory(got_.data(), got_.bytes());
+      signal_memory_ = rank.register_memory(signals_.data(), signals_.bytes());
+    }
+
+    // False: a call has failed.
+    bool run() {
+      const Clock::time_point end = Clock::now() + kLimit;
+      while (!is_done()) {
+        for (int context = 0; context < kContexts; ++context) {
+          if (!send(context) || !test(context)) return false;
+          receive(context);
+        }
+        if (rank_.has_error()) return false;  // also of a rank that only waits
+        if (Clock::now() > end) {
+          ADD_FAILURE() << "rank " << rank_.number() << ": not done after " << kLimit.count() << " s";
+          return false;
+        }
+        std::this_thread::yield();
+      }
+      return true;
+    }
+
+    // After both are done.
+    void check() {
+      for (int context = 0; context < kContexts; ++context) {
+        EXPECT_EQ(signals_[word_at(context)], kMessages) << "context " << context;
+        for (std::size_t message = 0; message < kMessages; ++message) {
+          for (std::size_t i = 0; i < words_of(message); ++i) {
+            ASSERT_EQ(slots_[slot(context, message) + i], kUsed) << context << ' ' << message << ' ' << i;
+          }
+        }
+      }
+    }
+
+   private:
+    static std::size_t slot(int context, std::size_t message) {
+      return (static_cast<std::size_t>(context) * kMessages + message) * kSlotWords;
+    }
+    static std::size_t word_at(int context) { return static_cast<std::size_t>(context) * 8; }
+
+    bool is_done() const {
+      for (const State& state : states_) {
+        if (state.received != kMessages || state.tested != kMessages || state.get != nullptr) return false;
+      }
+      return true;
+    }
+
+    bool send(int context) {
+      State& state = states_[context];
+      while (state.sent < kMessages && state.sent - state.tested < kUnderWay) {
+        const std::uint64_t at = 8 * slot(context, state.sent);
+        void*& request = state.requests[state.sent % kUnderWay];
+        const nccl::Result result = rank_.net().iput_signal(
+            rank_.contexts, context, {source_memory_, at}, 8 * words_of(state.sent), {memory_, at}, rank_.next(),
+            {.word = {signal_memory_, 8 * word_at(context)}, .value = 1}, &request);
+        if (result != nccl::Result::kSuccess) return false;
+        ++state.sent;
+        if (state.sent % 5 != 0 || state.get != nullptr) continue;
+        // The other rank's sources do not change.
+        state.got = state.sent % kMessages;
+        const std::uint64_t from = 8 * slot(context, state.got);
+        if (rank_.net().iget(rank_.contexts, context, {source_memory_, from}, 8 * kSlotWords,
+                             {got_memory_, 8 * kSlotWords * static_cast<std::size_t>(context)}, rank_.next(),
+                             &state.get) != nccl::Result::kSuccess) {
+          return false;
+        }
+      }
+      return true;
+    }
+
+    bool test(int context) {
+      State& state = states_[context];
+      int done = 0;
+      if (state.tested < state.sent) {
+        if (rank_.net().test(rank_.coll, state.requests[state.tested % kUnderWay], &done) != nccl::Result::kSuccess) {
+          return false;
+        }
+        state.tested += done != 0 ? 1 : 0;
+      }
+      if (state.get == nullptr) return true;
+      if (rank_.net().test(rank_.coll, state.get, &done) != nccl::Result::kSuccess) return false;
+      if (done == 0) return true;
+      state.get = nullptr;
+      for (std::size_t i = 0; i < kSlotWords; ++i) {
+        EXPECT_EQ(got_[kSlotWords * static_cast<std::size_t>(context) + i],
+                  word_of(static_cast<int>(rank_.next()), context, state.got, i));
+      }
+      return true;
+    }
+
+    void receive(int context) {
+      State& state = states_[context];
+      const std::uint64_t arrived = __atomic_load_n(&signals_[word_at(context)], __ATOMIC_ACQUIRE);
+      ASSERT_LE(arrived, kMessages);
+      for (; state.received < arrived; ++state.received) {
+        for (std::size_t i = 0; i < words_of(state.received); ++i) {
+          std::uint64_t& word = slots_[slot(context, state.received) + i];
+          ASSERT_EQ(word, word_of(static_cast<int>(rank_.next()), context, state.received, i));
+          word = kUsed;
+        }
+      }
+    }
+
+    struct State {
+      std::size_t sent = 0;
+      std::size_t tested = 0;
+      std::size_t received = 0;
+      void* requests[kUnderWay] = {};
+      void* get = nullptr;
+      std::size_t got = 0;
+    };
+
+    Rank& rank_;
+    Words source_{kContexts * kMessages * kSlotWords};
+    Words slots_{kContexts * kMessages * kSlotWords};
+    Words got_{kContexts * kSlotWords};
+    Words signals_{512};
+    void* source_memory_ = nullptr;
+    void* memory_ = nullptr;
+    void* got_memory_ = nullptr;
+    void* signal_memory_ = nullptr;
+    State states_[kContexts];
+  };
+
+  void expect_all_arrives(const std::string& faults, const char* of_rank_1 = "") {
+    for (const int rank : {0, 1}) *ranks_.text(rank) = '\0';
+    const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+      if (rank.number() == 1 && *of_rank_1 != '\0') ::setenv("SOFTVERBS_FAULTS", of_rank_1, 1);
+      begin(rank, faults, true);
+      rank.connect();
+      rank.create({.contexts = kContexts});
+      Traffic traffic(rank);
+      rank.barrier();
+      EXPECT_TRUE(traffic.run());
+      rank.barrier();
+      // What is executed late, or twice, would be now.
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      rank.barrier();
+      traffic.check();
+      rank.close();
+    });
+    for (const int rank : {0, 1}) {
+      EXPECT_EQ(statuses[static_cast<std::size_t>(rank)], 0) << faults << '\n' << ranks_.text(rank);
+      EXPECT_NE(std::string(ranks_.text(rank)).find("goes on over lane 2"), std::string::npos)
+          << "rank " << rank << " has left no lane: " << faults << '\n'
+          << ranks_.text(rank);
+    }
+  }
+
+  netapi::Plugin* net_ = nullptr;
+  Ranks ranks_{2, 14};
+};
+
+TEST_F(RmaLanes, LinkGoesDown_AllArrivesAndEachSignalCountsOnce) {
+  for (const int after : {1, 2, 7, 12, 29, 40, 61, 73}) {
+    expect_all_arrives("link-down device=0 op=write,fetch_add qp=any after=" + std::to_string(after));
+  }
+}
+
+// The peer has executed it: posted again it would count twice.
+TEST_F(RmaLanes, AcknowledgementOfSignalIsLost_SignalCountsOnce) {
+  ::setenv("VERBATIM_TIMEOUT", "10", 1);
+  for (const int nth : {1, 3, 16, 40}) {
+    expect_all_arrives("drop-ack op=fetch_add qp=any times=all nth=" + std::to_string(nth));
+  }
+}
+
+// The peer has not executed it: it must be posted again.
+TEST_F(RmaLanes, SignalIsLost_IsPostedAgain) {
+  ::setenv("VERBATIM_TIMEOUT", "10", 1);
+  for (const int nth : {1, 3, 16, 40}) {
+    expect_all_arrives("drop-request op=fetch_add qp=any times=all nth=" + std::to_string(nth));
+  }
+}
+
+TEST_F(RmaLanes, PutOrGetIsLost_IsPostedAgain) {
+  ::setenv("VERBATIM_TIMEOUT", "10", 1);
+  for (const char* fault : {"drop-request op=write nth=11", "drop-ack op=write nth=24", "drop-ack op=read nth=2"}) {
+    expect_all_arrives(std::string(fault) + " qp=any times=all");
+  }
+}
+
+// No event says it: the data path notices that nothing completes. An answer of the NIC would come after 34 s.
+TEST_F(RmaLanes, PacketsVanish_LaneIsLeftAfterItsTimeout) {
+  ::setenv("VERBATIM_LANE_TIMEOUT_MS", "300", 1);
+  const Clock::time_point begin = Clock::now();
+  expect_all_arrives("unreachable device=0 peer=1 op=write qp=any after=20");
+  EXPECT_LT(Clock::now() - begin, std::chrono::seconds(15));
+  // The other end may be first.
+  const std::string lines = std::string(ranks_.text(0)) + ranks_.text(1);
+  EXPECT_NE(lines.find("VERBATIM_LANE_TIMEOUT_MS"), std::string::npos) << lines;
+}
+
+TEST_F(RmaLanes, BothEndsLoseTheirPort_AllArrives) {
+  expect_all_arrives("link-down device=0 op=write qp=any after=9", "link-down device=1 op=write qp=any after=13");
+}
+
+TEST_F(RmaLanes, FailoverIsOff_PutFails) {
+  ::setenv("VERBATIM_FAILOVER", "0", 1);
+  ::setenv("VERBATIM_TIMEOUT", "10", 1);
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    begin(rank, "link-down device=0 op=write qp=any after=20", true);
+    rank.connect();
+    rank.create({.contexts = kContexts});
+    Traffic traffic(rank);
+    rank.barrier();
+    EXPECT_FALSE(traffic.run());
+    EXPECT_TRUE(rank.has_error());
+    rank.barrier();
+    EXPECT_OK(rank.net().close_coll(rank.coll));
+    EXPECT_OK(rank.net().finalize(rank.instance));
+  });
+  for (const int rank : {0, 1}) EXPECT_EQ(statuses[static_cast<std::size_t>(rank)], 0) << ranks_.text(rank);
+}
+
+}  // namespace
+}  // namespace rma_test
