@@ -101,7 +101,7 @@ void ContextSet::leave_failed_lanes() {
       again += leave_lane(queues_[context * queues_per_context_ + peer],
                           context < psns->size() ? (*psns)[context] : wire::kNoPsn);
     }
-    failover_->left(peer, lane);
+    failover_->left_lane();
     if (failures().has_failed()) return;
     VERBATIM_INFO("RMA from rank %u to %s goes on over lane %u (%s); %zu operations are posted again", own_rank(),
                   name_of_peer(peer).c_str(), lane + 2, lane_port(lane + 1).name.c_str(), again);

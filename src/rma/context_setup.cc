@@ -389,9 +389,14 @@ Error ContextSetup::log_failure(const Error& error) const {
 }
 
 void ContextSetup::log_success() const {
-  VERBATIM_INFO("RMA: rank %u of %u has %d contexts to %zu peers on %s: %zu QPs, %s", parts_.ranks.rank(),
+  std::string further;
+  for (std::size_t port = 1; port < parts_.ports.size(); ++port) {
+    further += (port == 1 ? "; if that fails: " : ", ") + parts_.ports[port].name;
+  }
+  VERBATIM_INFO("RMA: rank %u of %u has %d contexts to %zu peers on %s: %zu QPs, %s%s", parts_.ranks.rank(),
                 parts_.ranks.ranks(), request_.contexts, peers_.size(), set_->port().name.c_str(),
-                set_->queues().size(), parts_.config.qp_order == QpOrder::kNative ? "native" : "staggered");
+                set_->queues().size(), parts_.config.qp_order == QpOrder::kNative ? "native" : "staggered",
+                further.c_str());
 }
 
 void ContextSetup::dump_queues() const {

@@ -52,8 +52,8 @@ void Failover::port_down(const Device& device, std::uint8_t port) {
       if (own.device != &device || own.port_num != port) continue;
       used = &own;
       if (is_last(peer, lane)) {
-        ++last;
-      } else if (begin(peer, lane)) {
+        last += set_.is_own(peer) ? 0U : 1U;
+      } else if (begin(peer, lane) && !set_.is_own(peer)) {
         ++left;
       }
     }
@@ -82,11 +82,6 @@ std::optional<Failover::Psns> Failover::fenced_by_both(std::uint32_t peer, std::
   return at(peer, lane).peer_psns;
 }
 
-void Failover::left(std::uint32_t, std::uint32_t) {
-  --changes_;
-}
-
-// Without a thread the verbs are called by the caller.
 void Failover::start_thread() {
   if (running_) return;
   running_ = true;
@@ -129,8 +124,8 @@ void Failover::fence(const Job& job) {
   Psns psns(set_.contexts(), wire::kNoPsn);
   for (std::uint32_t context = 0; context < set_.contexts(); ++context) {
     ibv_qp* const qp = set_.queue_at(context, job.peer).qp_of(job.lane);
-    // A device that refuses is one that has failed.
-    static_cast<void>(to_error(qp, device));
+    // A device that refuses has failed: then nothing is known.
+    if (!to_error(qp, device)) continue;
     const Result<std::uint32_t> psn = expected_psn(qp, device);
     if (psn) psns[context] = *psn;
   }

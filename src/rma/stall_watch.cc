@@ -214,6 +214,8 @@ RmaStats StallWatch::stats(std::uint64_t now) const {
                             .peer_host = facts.remote->host,
                             .qp = facts.local.qp,
                             .peer_qp = facts.remote->qp,
+                            .lane = queue.lane.load(std::memory_order_relaxed) + 1,
+                            .lanes = static_cast<std::uint32_t>(queue.further_qps.size()) + 1,
                             .posted = to_counts(counts.begun),
                             .completed = to_counts(counts.completed),
                             .put_bytes = counts.bytes[static_cast<std::size_t>(OperationKind::kPut)] +

@@ -42,7 +42,7 @@ class RmaLanes : public ::testing::Test {
   }
 
   // Before the first call of the plugin.
-  void begin(const Rank& rank, const std::string& faults, bool merged) {
+  void begin(const Rank& rank, const std::string& faults) {
     if (rank.number() == 0 && !faults.empty()) ::setenv("SOFTVERBS_FAULTS", faults.c_str(), 1);
     char* const text = ranks_.text(rank.number());
     netapi::set_log_callback([text](const netapi::LogLine& line) {
@@ -50,13 +50,11 @@ class RmaLanes : public ::testing::Test {
       std::strncat(text, line.text.c_str(), Ranks::kTextBytes - std::strlen(text) - 2);
       std::strcat(text, "\n");
     });
-    if (!merged) return;
     netapi::Opened opened = netapi::open_plugin(std::getenv("PLUGIN"));
     ASSERT_NE(opened.plugin, nullptr) << opened.error;
     net_ = opened.plugin.release();  // until the process ends
-    void* context = nullptr;
     int device = 0;
-    ASSERT_OK(net_->init(1, {}, &context));
+    ASSERT_OK(net_->init(1, {}, &net_context_));
     ASSERT_OK(net_->devices(&device));
     ASSERT_EQ(device, 4);
     ASSERT_OK(net_->make_vdevice({rank.number(), rank.number() + 2}, &device));
@@ -205,7 +203,7 @@ class RmaLanes : public ::testing::Test {
     for (const int rank : {0, 1}) *ranks_.text(rank) = '\0';
     const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
       if (rank.number() == 1 && *of_rank_1 != '\0') ::setenv("SOFTVERBS_FAULTS", of_rank_1, 1);
-      begin(rank, faults, true);
+      begin(rank, faults);
       rank.connect();
       rank.create({.contexts = kContexts});
       Traffic traffic(rank);
@@ -217,6 +215,7 @@ class RmaLanes : public ::testing::Test {
       rank.barrier();
       traffic.check();
       rank.close();
+      EXPECT_OK(net_->finalize(net_context_));
     });
     for (const int rank : {0, 1}) {
       EXPECT_EQ(statuses[static_cast<std::size_t>(rank)], 0) << faults << '\n' << ranks_.text(rank);
@@ -227,6 +226,7 @@ class RmaLanes : public ::testing::Test {
   }
 
   netapi::Plugin* net_ = nullptr;
+  void* net_context_ = nullptr;
   Ranks ranks_{2, 14};
 };
 
@@ -278,7 +278,7 @@ TEST_F(RmaLanes, FailoverIsOff_PutFails) {
   ::setenv("VERBATIM_FAILOVER", "0", 1);
   ::setenv("VERBATIM_TIMEOUT", "10", 1);
   const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
-    begin(rank, "link-down device=0 op=write qp=any after=20", true);
+    begin(rank, "link-down device=0 op=write qp=any after=20");
     rank.connect();
     rank.create({.contexts = kContexts});
     Traffic traffic(rank);
@@ -288,6 +288,7 @@ TEST_F(RmaLanes, FailoverIsOff_PutFails) {
     rank.barrier();
     EXPECT_OK(rank.net().close_coll(rank.coll));
     EXPECT_OK(rank.net().finalize(rank.instance));
+    EXPECT_OK(net_->finalize(net_context_));
   });
   for (const int rank : {0, 1}) EXPECT_EQ(statuses[static_cast<std::size_t>(rank)], 0) << ranks_.text(rank);
 }

@@ -17,8 +17,8 @@ std::string byte_fields(std::uint64_t put_bytes, std::uint64_t get_bytes) {
 std::string queue_json(const RmaQueueStats& queue) {
   return json_object(
       {json_field("context", queue.context), json_field("peer", queue.peer), json_field("peer_host", queue.peer_host),
-       json_field("qp", queue.qp), json_field("peer_qp", queue.peer_qp),
-       json_nested("posted", json_object({count_fields(queue.posted)})),
+       json_field("lane", queue.lane), json_field("lanes", queue.lanes), json_field("qp", queue.qp),
+       json_field("peer_qp", queue.peer_qp), json_nested("posted", json_object({count_fields(queue.posted)})),
        json_nested("completed",
                    json_object({count_fields(queue.completed), byte_fields(queue.put_bytes, queue.get_bytes)})),
        json_field("outstanding", queue.outstanding), json_field("no_progress_ms", queue.no_progress_ms),

@@ -25,6 +25,8 @@ struct RmaQueueStats {
   std::string peer_host = {};
   std::uint32_t qp = 0;
   std::uint32_t peer_qp = 0;
+  std::uint32_t lane = 1;  // in use, from 1; `qp` and `peer_qp` are its QPs
+  std::uint32_t lanes = 1;
   RmaCounts posted = {};
   RmaCounts completed = {};
   std::uint64_t put_bytes = 0;  // completed
