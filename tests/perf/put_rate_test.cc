@@ -1,5 +1,7 @@
 // Puts of 4 KiB with 32 under way, over the RMA table of the plugin and over a bare loop of verbs: the same work
-// requests, all signalled, and as many with one doorbell. Both run in turn in this process, round by round.
+// requests, all signalled, and as many with one doorbell. Both run in turn in this process, round by round. As any
+// program that puts, the loop fills in a work request for each put, finds the put by its completion, and ends puts in
+// order.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -67,31 +69,29 @@ class BareLoop {
     }
     std::fill(ends_[0].bytes.begin(), ends_[0].bytes.end(), std::byte{0x5a});
     for (std::size_t i = 0; i < kUnderWay; ++i) {
-      segments_[i] = {reinterpret_cast<std::uint64_t>(ends_[0].bytes.data()), kBytes, ends_[0].mr->lkey};
-      work_[i] = {};
       work_[i].sg_list = &segments_[i];
       work_[i].num_sge = 1;
-      work_[i].opcode = IBV_WR_RDMA_WRITE;
-      work_[i].send_flags = IBV_SEND_SIGNALED;
-      work_[i].wr.rdma.remote_addr = reinterpret_cast<std::uint64_t>(ends_[1].bytes.data());
-      work_[i].wr.rdma.rkey = ends_[1].mr->rkey;
     }
   }
 
   void put(int times) {
     int started = 0;
-    for (int done = 0; done < times;) {
-      const int count = std::min(kUnderWay - (started - done), times - started);
+    for (int ended = 0; ended < times;) {
+      const int count = std::min(kUnderWay - (started - ended), times - started);
+      for (int i = 0; i < count; ++i) fill(static_cast<std::size_t>(i), (started + i) % kUnderWay);
       if (count > 0) post(static_cast<std::size_t>(count));
       started += count;
       std::array<ibv_wc, kPollBatch> completions;
       const int polled = ibv_poll_cq(ends_[0].cq.get(), kPollBatch, completions.data());
       if (polled < 0) throw std::runtime_error("ibv_poll_cq failed");
       for (int i = 0; i < polled; ++i) {
-        if (completions[static_cast<std::size_t>(i)].status != IBV_WC_SUCCESS)
-          throw std::runtime_error("a WRITE failed");
+        const ibv_wc& completion = completions[static_cast<std::size_t>(i)];
+        if (completion.status != IBV_WC_SUCCESS) throw std::runtime_error("a WRITE failed");
+        done_[completion.wr_id] = true;
       }
-      done += polled;
+      for (; ended < started && done_[static_cast<std::size_t>(ended % kUnderWay)]; ++ended) {
+        done_[static_cast<std::size_t>(ended % kUnderWay)] = false;
+      }
     }
   }
   bool is_right() const { return ends_[0].bytes == ends_[1].bytes; }
@@ -104,6 +104,16 @@ class BareLoop {
     UniqueCq cq;
     RcQp qp;
   };
+
+  void fill(std::size_t index, int put) {
+    segments_[index] = {reinterpret_cast<std::uint64_t>(ends_[0].bytes.data()), kBytes, ends_[0].mr->lkey};
+    ibv_send_wr& work = work_[index];
+    work.wr_id = static_cast<std::uint64_t>(put);
+    work.opcode = IBV_WR_RDMA_WRITE;
+    work.send_flags = IBV_SEND_SIGNALED;
+    work.wr.rdma.remote_addr = reinterpret_cast<std::uint64_t>(ends_[1].bytes.data());
+    work.wr.rdma.rkey = ends_[1].mr->rkey;
+  }
 
   void post(std::size_t count) {
     for (std::size_t i = 0; i < count; ++i) work_[i].next = i + 1 < count ? &work_[i + 1] : nullptr;
@@ -118,6 +128,7 @@ class BareLoop {
   End ends_[2];
   std::array<ibv_sge, kUnderWay> segments_ = {};
   std::array<ibv_send_wr, kUnderWay> work_ = {};
+  std::array<bool, kUnderWay> done_ = {};
 };
 
 double median(std::vector<double> values) {
@@ -136,7 +147,7 @@ double nanoseconds_of(Call call) {
 // The rate of puts over that of the bare loop, the median of the rounds. Other programs may use the machine, so a
 // smaller one is measured again with more rounds.
 TEST(PutRate, AgainstABareLoop_IsAboveFloor) {
-  constexpr double kFloor = 0.75;
+  constexpr double kFloor = 0.85;
   constexpr std::size_t kRounds = 21;
   constexpr std::size_t kMostRounds = 20 * kRounds;
   netapi::OpenedRma opened = netapi::open_rma_plugin(std::getenv("PERF_PLUGIN"));
