@@ -19,11 +19,6 @@ std::uint32_t packets_of(std::uint64_t bytes, ibv_mtu mtu) {
   return static_cast<std::uint32_t>(std::max<std::uint64_t>((bytes + packet_bytes - 1) / packet_bytes, 1));
 }
 
-// From one PSN to a later one.
-std::uint32_t distance(std::uint32_t from, std::uint32_t psn) {
-  return (psn - from) & kPsnMask;
-}
-
 }  // namespace
 
 std::uint32_t ContextSet::rank_of(const PeerQueue& queue) const {
@@ -114,13 +109,13 @@ void ContextSet::leave_failed_lanes() {
 
 // How many of the entries the peer has executed, up to the last signal; nullopt: not known.
 std::optional<std::size_t> ContextSet::executed_entries(const SentWork& sent, std::uint32_t psn) {
-  const std::uint32_t executed = distance(sent.acknowledged_psn(), psn);
-  const bool is_plausible = psn != wire::kNoPsn && executed <= distance(sent.acknowledged_psn(), sent.posted_psn());
+  const std::uint64_t executed = sent.executed(psn);
+  const bool is_plausible = psn != wire::kNoPsn && executed <= sent.posted();
   std::size_t number = 0;
   for (std::size_t i = 0; i < sent.size(); ++i) {
     if (!sent[i].signal) continue;
     if (!is_plausible) return std::nullopt;
-    if (distance(sent.acknowledged_psn(), sent[i].end_psn) <= executed) number = i + 1;
+    if (sent[i].end <= executed) number = i + 1;
   }
   return number;
 }

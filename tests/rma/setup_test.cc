@@ -1,0 +1,294 @@
+// How the set-up of RMA grows with the number of ranks: time, processor time, TCP connections, QPs and memory of a
+// rank. Beside it a set-up that makes one connection after the other, with a barrier behind each, as NCCL's own
+// transport does (src/transport/net_ib/gin.cc of 2.30.7): with the connections for messages of the same plugin. All
+// ranks are threads of this process.
+#include <malloc.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "netapi/plugin.h"
+#include "ranks.h"
+
+namespace rma_test {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double processor_ms() {
+  timespec time{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_nsec) / 1e6;
+}
+
+std::size_t open_sockets() {
+  std::size_t sockets = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code error;
+    const std::string target = std::filesystem::read_symlink(entry.path(), error).string();
+    sockets += target.starts_with("socket:") ? 1U : 0U;
+  }
+  return sockets;
+}
+
+std::size_t heap_bytes() {
+  const struct mallinfo2 info = ::mallinfo2();
+  return info.uordblks + info.hblkhd;
+}
+
+// Of one set-up. The times are those of the slowest rank, the processor time is the mean.
+struct SetUpCost {
+  double elapsed_ms = 0;
+  double processor_ms = 0;
+  double connections = 0;  // these three: of a rank
+  double qps = 0;
+  double kib = 0;
+};
+
+struct RankTimes {
+  double elapsed_ms = 0;
+  double processor_ms = 0;
+};
+
+void add_times(SetUpCost& result, const std::vector<RankTimes>& times) {
+  for (const RankTimes& rank : times) {
+    result.elapsed_ms = std::max(result.elapsed_ms, rank.elapsed_ms);
+    result.processor_ms += rank.processor_ms / static_cast<double>(times.size());
+  }
+}
+
+class Stopwatch {
+ public:
+  RankTimes read() const {
+    return {std::chrono::duration<double, std::milli>(Clock::now() - begin_).count(), processor_ms() - processor_};
+  }
+
+ private:
+  Clock::time_point begin_ = Clock::now();
+  double processor_ = processor_ms();
+};
+
+// `Rank::connect` waits for all ranks between listen and connect.
+SetUpCost set_up_rma(int ranks, int contexts) {
+  const std::string dump =
+      (std::filesystem::temp_directory_path() / ("rma-setup-" + std::to_string(::getpid()))).string();
+  ::setenv("VERBATIM_QP_DUMP", dump.c_str(), 1);
+  SetUpCost result;
+  std::vector<RankTimes> times(static_cast<std::size_t>(ranks));
+  std::size_t heap = 0;
+  std::size_t sockets = 0;
+  Ranks all(ranks, 0);
+  all.run([&](Rank& rank) {
+    if (rank.number() == 0) {
+      heap = heap_bytes();
+      sockets = open_sockets();
+    }
+    rank.barrier();
+    const Stopwatch watch;
+    rank.connect();
+    ASSERT_NE(rank.coll, nullptr);
+    rank.create({.contexts = contexts});
+    times[static_cast<std::size_t>(rank.number())] = watch.read();
+    rank.barrier();
+    if (rank.number() == 0) {
+      result.connections = static_cast<double>(open_sockets() - sockets) / ranks;
+      result.kib = static_cast<double>(heap_bytes() - heap) / 1024 / ranks;
+    }
+    rank.close();
+  });
+  ::unsetenv("VERBATIM_QP_DUMP");
+  std::ifstream lines(dump);
+  std::size_t qps = 0;
+  for (std::string line; std::getline(lines, line);) ++qps;
+  result.qps = static_cast<double>(qps) / ranks;
+  std::filesystem::remove(dump);
+  add_times(result, times);
+  return result;
+}
+
+// One rank of the other set-up.
+class OneByOne {
+ public:
+  OneByOne(netapi::Plugin& net, Rank& rank, int ranks) : net_(net), rank_(rank), ranks_(ranks) {
+    EXPECT_OK(net_.init(static_cast<std::uint64_t>(rank.number()), {}, &context_));
+    EXPECT_OK(net_.listen(context_, 0, rank.handle(rank.number()), &listen_));
+    rank.barrier();
+  }
+  ~OneByOne() {
+    for (void* const memory : {memory_[0], memory_[1]}) {
+      if (memory != nullptr) {
+        EXPECT_OK(net_.dereg_mr(memory == memory_[0] ? ring_.first : ring_.second, memory));
+      }
+    }
+    for (const auto& [send, recv] : comms_) {
+      EXPECT_OK(net_.close_send(send));
+      EXPECT_OK(net_.close_recv(recv));
+    }
+    EXPECT_OK(net_.close_listen(listen_));
+    rank_.barrier();
+    EXPECT_OK(net_.finalize(context_));
+  }
+
+  void run(int contexts) {
+    ring_ = connect(1);
+    EXPECT_OK(net_.reg_mr(ring_.first, &word_, sizeof word_, nccl::kPtrHost, &memory_[0]));
+    EXPECT_OK(net_.reg_mr(ring_.second, &received_, sizeof received_, nccl::kPtrHost, &memory_[1]));
+    for (int context = 0; context < contexts; ++context) {
+      for (int distance = 0; distance < ranks_; ++distance) {
+        connect(distance);
+        for (int step = 1; step < ranks_; ++step) pass_on();
+      }
+    }
+  }
+
+ private:
+  using Comms = std::pair<void*, void*>;
+
+  // To the rank at this distance, and from the one that is as far on the other side.
+  Comms connect(int distance) {
+    char handle[nccl::kNetHandleMaxBytes];
+    std::memcpy(handle, rank_.handle(static_cast<int>(rank_.next(distance))), sizeof handle);
+    Comms comms{nullptr, nullptr};
+    while (comms.first == nullptr || comms.second == nullptr) {
+      if (comms.first == nullptr && net_.connect(context_, 0, handle, &comms.first) != nccl::Result::kSuccess) {
+        ADD_FAILURE() << "connect failed";
+        return comms;
+      }
+      if (comms.second == nullptr && net_.accept(listen_, &comms.second) != nccl::Result::kSuccess) {
+        ADD_FAILURE() << "accept failed";
+        return comms;
+      }
+      std::this_thread::yield();
+    }
+    comms_.push_back(comms);
+    return comms;
+  }
+
+  // One step of the barrier around the ring.
+  void pass_on() {
+    void* data = &received_;
+    std::size_t size = sizeof received_;
+    int tag = 0;
+    void* receive = nullptr;
+    EXPECT_OK(net_.irecv(ring_.second, 1, &data, &size, &tag, &memory_[1], &receive));
+    void* send = nullptr;
+    while (send == nullptr) {
+      EXPECT_OK(net_.isend(ring_.first, &word_, sizeof word_, 0, memory_[0], &send));
+      if (send == nullptr) std::this_thread::yield();
+    }
+    for (void* const request : {send, receive}) {
+      int sizes[8] = {};
+      for (int done = 0; done == 0;) {
+        EXPECT_OK(net_.test(request, &done, sizes));
+        if (done == 0) std::this_thread::yield();
+      }
+    }
+  }
+
+  netapi::Plugin& net_;
+  Rank& rank_;
+  const int ranks_;
+  void* context_ = nullptr;
+  void* listen_ = nullptr;
+  std::vector<Comms> comms_;
+  Comms ring_;
+  std::uint64_t word_ = 1;
+  std::uint64_t received_ = 0;
+  void* memory_[2] = {nullptr, nullptr};
+};
+
+SetUpCost set_up_one_by_one(netapi::Plugin& net, int ranks, int contexts) {
+  SetUpCost result;
+  std::vector<RankTimes> times(static_cast<std::size_t>(ranks));
+  std::size_t sockets = 0;
+  Ranks all(ranks, 0);
+  all.run([&](Rank& rank) {
+    if (rank.number() == 0) sockets = open_sockets();
+    rank.barrier();
+    OneByOne set_up(net, rank, ranks);
+    const Stopwatch watch;
+    set_up.run(contexts);
+    times[static_cast<std::size_t>(rank.number())] = watch.read();
+    rank.barrier();
+    if (rank.number() == 0) result.connections = static_cast<double>(open_sockets() - sockets) / ranks;
+    rank.barrier();
+  });
+  add_times(result, times);
+  return result;
+}
+
+// The exponent of the power of the number of ranks with which the values grow: the slope of the logarithms.
+double growth(const std::vector<double>& ranks, const std::vector<double>& values) {
+  double x = 0;
+  double y = 0;
+  double xx = 0;
+  double xy = 0;
+  const auto count = static_cast<double>(ranks.size());
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const double log_ranks = std::log(ranks[i]);
+    const double log_value = std::log(values[i]);
+    x += log_ranks;
+    y += log_value;
+    xx += log_ranks * log_ranks;
+    xy += log_ranks * log_value;
+  }
+  return (count * xy - x * y) / (count * xx - x * x);
+}
+
+class RmaSetUp : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Rma, RmaSetUp, ::testing::Values(16, 64),
+                         [](const auto& param) { return "to_" + std::to_string(param.param) + "_ranks"; });
+
+TEST_P(RmaSetUp, CostOfARank_GrowsLinearlyWithTheRanks) {
+  // A rank's processor time is 1 if it is proportional to the ranks, 2 if a rank did something for each pair of them.
+  // From few ranks what is the same for any number of them counts too.
+  constexpr double kMostGrowth = 1.5;
+  constexpr int kMostComms = 8192;  // of a process over softverbs
+  netapi::Opened opened = netapi::open_plugin(std::getenv("PLUGIN"));
+  ASSERT_NE(opened.plugin, nullptr) << opened.error;
+  void* kept_open = nullptr;  // so that no set-up opens the devices
+  ASSERT_OK(opened.plugin->init(4711, {}, &kept_open));
+  std::printf(
+      "# ranks contexts | ms a set-up, ms of processor, TCP, QPs, KiB a rank | one by one: ms, ms of processor, TCP\n");
+  for (const int contexts : {1, 4}) {
+    std::vector<double> ranks;
+    std::vector<double> processor;
+    for (int count = 2; count <= GetParam(); count *= 2) {
+      const SetUpCost rma = set_up_rma(count, contexts);
+      std::printf("%7d %8d | %8.1f %8.2f %4.0f %5.0f %8.0f |", count, contexts, rma.elapsed_ms, rma.processor_ms,
+                  rma.connections, rma.qps, rma.kib);
+      // Two for each connection, and for the ring of the barrier.
+      if (2 * (contexts * count + 1) * count <= kMostComms) {
+        const SetUpCost other = set_up_one_by_one(*opened.plugin, count, contexts);
+        std::printf(" %9.1f %8.1f %6.0f", other.elapsed_ms, other.processor_ms, other.connections);
+      }
+      std::printf("\n");
+      // A connection to each other rank, and its end here.
+      EXPECT_EQ(rma.connections, count - 1);
+      EXPECT_EQ(rma.qps, contexts * count);
+      if (count < 4) continue;
+      ranks.push_back(count);
+      processor.push_back(rma.processor_ms);
+    }
+    const double exponent = growth(ranks, processor);
+    std::printf("# %d contexts: the processor time of a rank grows with the ranks to the power of %.2f\n", contexts,
+                exponent);
+    EXPECT_LT(exponent, kMostGrowth);
+  }
+  EXPECT_OK(opened.plugin->finalize(kept_open));
+}
+
+}  // namespace
+}  // namespace rma_test
