@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import unittest
 import urllib.parse
@@ -74,6 +75,25 @@ def read_state(path):
         return json.loads(b"".join(iter(lambda: reader.recv(65536), b"")))
 
 
+def rma_queue(reading, context, peer, factor):
+    """Its numbers grow by `factor` times the same with each reading; factor 0: it has stalled."""
+    counts = {"puts": 10, "signals": 4, "gets": 3, "flushes": 2}
+    grown = {name: number * factor * reading for name, number in counts.items()}
+    return {"context": context, "peer": peer, "peer_host": f"node{peer}", "qp": 1, "peer_qp": 2, "posted": grown,
+            "completed": {**grown, "put_bytes": 4096 * grown["puts"], "get_bytes": 512 * grown["gets"]},
+            "outstanding": 1 if factor else 3, "no_progress_ms": 1500 if factor else 12000, "stalled": False}
+
+
+def rma_set(number, rank, queues, error=None):
+    return {"number": number, "rank": rank, "ranks": 64, "contexts": 2, "qps": 128, "device": "softverbs0:1",
+            "failed": error is not None, "error": error, "queues": queues}
+
+
+def stalled_and_failed(reading):
+    queues = [rma_queue(reading, 0, 1, 1), rma_queue(reading, 1, 2, 2), rma_queue(reading, 0, 3, 0)]
+    return [rma_set(1, 0, queues), rma_set(2, 5, [], "rank 2 has ended")]
+
+
 class Live(unittest.TestCase):
     def setUp(self):
         scratch = tempfile.TemporaryDirectory()
@@ -90,6 +110,47 @@ class Live(unittest.TestCase):
         command = perf("-b", "64K", "-e", "64K", "-n", "100000000", "--timeout", "60", *arguments, operation=operation)
         self.job = subprocess.Popen(command, env=environment(self.directory, **settings), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.addCleanup(self.end_job)
+
+    def start_puts(self):
+        """Two ranks that put to both in two contexts until the test ends, a quarter of 64 KiB with each put."""
+        self.start_perf("alltoall_put", "--contexts", "2")
+
+        def busy():
+            states = self.states() if os.path.isdir(self.directory) else []
+            found = len(states) == 2 and all(state["rma"] and len(state["rma"][0]["queues"]) == 4 for state in states)
+            return states if found else None
+
+        return self.eventually(busy)
+
+    def states(self):
+        return [read_state(path) for path in self.sockets()]
+
+    def serve(self, rma_of):
+        """A process whose state has the RMA sets rma_of(number of the reading, from 1), a second between two readings."""
+        os.makedirs(self.directory, 0o700, exist_ok=True)
+        listener = socket.socket(socket.AF_UNIX)
+        listener.bind(f"{self.directory}/{os.getpid()}-0a1b2c3d")
+        listener.listen()
+
+        def answer():
+            for reading in range(1, 1000):
+                try:
+                    reader, _ = listener.accept()
+                except OSError:  # the test has ended
+                    return
+                with reader:
+                    reader.sendall(json.dumps({"schema": 2, "host": "node0", "pid": 4711, "program": "served", "time_ns": reading * 10**9,
+                                               "connections": [], "rma": rma_of(reading)}).encode())
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+
+        def end():
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+            listener.close()
+
+        self.addCleanup(end)
 
     def running_ranks(self):
         shown = self.top()["processes"]
@@ -122,6 +183,10 @@ class Live(unittest.TestCase):
         return json.loads(self.run_top("--json", *arguments, launcher=launcher))
 
 
+PUT_BYTES = 65536 // 4  # of start_puts()
+RMA_FIELDS = {field for field in explained("verbatim-top --once --json") if field.startswith("processes[].rma[].")}
+
+
 class Top(Live):
     def test_RunningJob_AllConnectionsHaveRatesAndPeers(self):
         ranks = self.start_job()
@@ -138,7 +203,7 @@ class Top(Live):
                 self.assertGreater(connection["bytes_s"], 0)
                 self.assertGreater(connection["messages_s"], 0)
         self.assertEqual(fields(view), explained("verbatim-top --once --json") - {"problems[].path", "problems[].why",
-                         "look_first_at[].host", "look_first_at[].pid", "look_first_at[].waiting"})
+                         "look_first_at[].host", "look_first_at[].pid", "look_first_at[].waiting"} - RMA_FIELDS)
         text = self.run_top()
         self.assertTrue(text.startswith("  2 processes, "), text)
         for rank in ranks:
@@ -190,14 +255,7 @@ class Top(Live):
             self.assertEqual(list(json.load(file).items())[0], ("schema", 1))
 
     def test_Puts_AreInTheStateAndThePageExplainsEveryField(self):
-        self.start_perf("alltoall_put", "--contexts", "2")
-
-        def busy():
-            states = [read_state(path) for path in self.sockets()] if os.path.isdir(self.directory) else []
-            found = len(states) == 2 and all(state["rma"] and len(state["rma"][0]["queues"]) >= 2 for state in states)
-            return states if found else None
-
-        for state in self.eventually(busy):
+        for state in self.start_puts():
             self.assertEqual(state["connections"], [])
             explained_fields = {field for field in explained("The state of a process") if not field.startswith("connections[].")}
             self.assertEqual(fields(state), explained_fields)
@@ -209,8 +267,57 @@ class Top(Live):
                 self.assertFalse(queue["stalled"])
                 for name, completed in queue["completed"].items():
                     self.assertLessEqual(completed, queue["posted"].get(name, completed))
-        self.assertEqual(len(self.top()["processes"]), 2)
-        self.assertEqual(self.top()["problems"], [])
+
+    def test_Puts_HaveTheNumbersOfTheStateAndRates(self):
+        self.start_puts()
+        before = self.states()
+        view = self.top("--sort", "pid")
+        after = self.states()
+        self.assertEqual(view["problems"], [])
+        self.assertEqual([port["port"] for port in view["ports"]], ["softverbs0:1"])
+        for process, earlier, later in zip(view["processes"], before, after, strict=True):
+            self.assertEqual((process["pid"], process["connections"]), (earlier["pid"], []))
+            (contexts,), (first,), (last,) = process["rma"], earlier["rma"], later["rma"]
+            for name in ("number", "rank", "ranks", "device", "failed", "error"):
+                self.assertEqual(contexts[name], first[name])
+            bounds = {(queue["context"], queue["peer"]): [queue["completed"]] for queue in first["queues"]}
+            for queue in last["queues"]:
+                bounds[queue["context"], queue["peer"]].append(queue["completed"])
+            self.assertEqual([(queue["context"], queue["peer"]) for queue in contexts["queues"]], list(bounds))
+            self.assertEqual(set(bounds), {(0, 0), (0, 1), (1, 0), (1, 1)})
+            for queue in contexts["queues"]:
+                low, high = bounds[queue["context"], queue["peer"]]
+                for name in low:
+                    self.assertTrue(low[name] <= queue[name] <= high[name], (name, low, queue, high))
+                self.assertTrue(low["puts"] * PUT_BYTES <= queue["put_bytes"] <= high["puts"] * PUT_BYTES, (low, queue, high))
+                self.assertGreater(queue["puts_s"], 0)
+                # A state is written while puts complete.
+                self.assertTrue(0.5 < queue["put_bytes_s"] / (queue["puts_s"] * PUT_BYTES) < 1.5, queue)
+
+    def test_Rma_RatesAreExact_AndStallAndFailureAreRed(self):
+        self.serve(stalled_and_failed)
+        view = self.top("--sort", "pid")
+        self.assertEqual(fields(view) & RMA_FIELDS, RMA_FIELDS)
+        (process,) = view["processes"]
+        running, failed = process["rma"]
+        self.assertEqual((running["number"], running["rank"], running["failed"], running["error"]), (1, 0, False, None))
+        self.assertEqual((failed["number"], failed["rank"], failed["failed"], failed["error"]), (2, 5, True, "rank 2 has ended"))
+        for queue, factor in zip(running["queues"], (1, 2, 0), strict=True):
+            rates = {"puts_s": 10, "signals_s": 4, "gets_s": 3, "put_bytes_s": 40960, "get_bytes_s": 1536}
+            self.assertEqual({name: queue[name] for name in rates}, {name: rate * factor for name, rate in rates.items()})
+            self.assertEqual({name: queue[name] for name in ("puts", "signals", "gets", "flushes", "put_bytes", "get_bytes")},
+                             rma_queue(2, 0, 0, factor)["completed"])
+        names = ("context", "peer", "peer_host", "outstanding", "no_progress_ms", "stalled")
+        self.assertEqual([tuple(queue[name] for name in names) for queue in running["queues"]],
+                         [(0, 1, "node1", 1, 0, False), (1, 2, "node2", 1, 0, False), (0, 3, "node3", 3, 12000, True)])
+        for sort, first in (("bytes", 2), ("messages", 2), ("outstanding", 3), ("waiting", 3)):
+            self.assertEqual(self.top("--sort", sort)["processes"][0]["rma"][0]["queues"][0]["peer"], first)
+        text = self.run_top()
+        self.assertRegex(text, r"(?m)^! +4711 served .*, 5 outstanding, 1 stalled, RMA puts 123 kB/s, gets 4.61 kB/s, RMA failed$")
+        self.assertRegex(text, r"(?m)^  +RMA 1 ctx 0 +rank 0 -> 1 node1 +softverbs0:1 +42.5 k +13 +1 +- +- +-$")
+        self.assertRegex(text, r"(?m)^  +RMA 1 ctx 1 +rank 0 -> 2 node2 +softverbs0:1 +85 k +26 +1 +- +- +-$")
+        self.assertRegex(text, r"(?m)^! +RMA 1 ctx 0 +rank 0 -> 3 node3 +softverbs0:1 +0 +0 +3 .* stalled, nothing completed for 12 s$")
+        self.assertRegex(text, r"(?m)^! +RMA 2 +rank 5 of 64 +softverbs0:1 .* failed: rank 2 has ended$")
 
     def test_EndedPuts_AreInTheStatistics(self):
         done = subprocess.run(perf("-b", "4K", "-e", "4K", "-n", "10", "-w", "0", "-c", "0", operation="put_signal"),
@@ -383,7 +490,79 @@ class Exporter(Live):
                 self.assertEqual(set(found), names)
                 self.assertTrue(all(found.values()), found)
         shown = {re.sub("_(bucket|count|sum)$", "", name) for name, _, _ in self.metrics(port)}
-        self.assertEqual(shown | {"verbatim_port_counter_total"}, explained("Metrics of verbatim-exporter"))
+        without_rma = {name for name in explained("Metrics of verbatim-exporter") if not name.startswith("verbatim_rma_")}
+        self.assertEqual(shown | {"verbatim_port_counter_total"}, without_rma)
+
+    def rma_metrics(self, port):
+        """[(name without prefix, labels, value)]"""
+        return [(name.removeprefix("verbatim_rma_"), labels, value) for name, labels, value in self.metrics(port)
+                if name.startswith("verbatim_rma_")]
+
+    def rma_series(self, port):
+        """{(set, peer): {name: value}}; the metrics of the process are under ()."""
+        series = {}
+        for name, labels, value in self.rma_metrics(port):
+            pair = (labels["set"], labels["peer"]) if "peer" in labels else ()
+            series.setdefault(pair, {})[name] = value
+        return series
+
+    def check_puts(self, port):
+        before = self.start_puts()
+        shown = [one for one in self.rma_metrics(port) if "peer" in one[1]]
+        for earlier, later in zip(before, self.states(), strict=True):
+            (first,), (last,) = earlier["rma"], later["rma"]
+            own = [one for one in shown if one[1]["process"].startswith(f"{earlier['pid']}-")]
+            self.assertEqual({labels["peer"] for _, labels, _ in own}, {"0", "1"})
+            for name, labels, value in own:
+                self.assertEqual((labels["program"], labels["device"], labels["set"], labels["rank"], labels["peer_host"]),
+                                 ("verbatim-perf", "softverbs0:1", "1", str(first["rank"]), first["queues"][0]["peer_host"]))
+                low, high = ({field: sum(queue["completed"][field] for queue in contexts["queues"] if str(queue["peer"]) == labels["peer"])
+                              for field in first["queues"][0]["completed"]} for contexts in (first, last))
+                if name.endswith("_total"):
+                    field = name.removesuffix("_total")
+                    self.assertTrue(low[field] <= value <= high[field], (name, low, value, high))
+                if name == "put_bytes_total":
+                    self.assertTrue(0 < low["puts"] * PUT_BYTES <= value <= high["puts"] * PUT_BYTES, (low, value, high))
+        self.end_job()
+
+    def test_Rma_NumbersAreThoseOfSetsAndPeers_AndSeriesAreLimited(self):
+        port = self.start_exporter()
+        self.check_puts(port)
+
+        def rma_of(reading):
+            two_contexts = rma_set(3, 0, [rma_queue(reading, 0, 1, 1), rma_queue(reading, 1, 1, 4)])
+            queues = [rma_queue(reading, 0, peer, 1) for peer in range(40)]
+            many = rma_set(4, 0, queues)
+            if reading <= 2:
+                return [*stalled_and_failed(reading), two_contexts]
+            if reading <= 5:
+                return [two_contexts, many] if reading <= 4 else [many]
+            return [rma_set(5, 0, queues[:2]), rma_set(6, 0, queues[:1])]
+
+        self.serve(rma_of)
+        self.rma_series(port)
+        series = self.rma_series(port)  # the second reading
+        self.assertEqual({f"verbatim_rma_{name}" for values in series.values() for name in values},
+                         {name for name in explained("Metrics of verbatim-exporter") if name.startswith("verbatim_rma_")})
+        self.assertEqual(series.pop(()), {"sets": 3, "sets_failed": 1})
+        for pair, factor, outstanding in ((("1", "1"), 1, 1), (("1", "2"), 2, 1), (("3", "1"), 5, 2)):
+            totals = {f"{name}_total": value for name, value in rma_queue(2, 0, 0, factor)["completed"].items()}
+            self.assertEqual(series.pop(pair), {**totals, "outstanding": outstanding, "contexts_stalled": 0, "no_progress_seconds": 0})
+        stalled = series.pop(("1", "3"))
+        self.assertEqual((stalled["outstanding"], stalled["contexts_stalled"], stalled["no_progress_seconds"]), (3, 1, 12))
+        self.assertEqual(series, {})
+        for reading in (3, 4, 5):
+            series = self.rma_series(port)
+            pairs = {("4", str(peer)) for peer in range(31)}
+            self.assertEqual(set(series), pairs | {("other", "other"), ()} | ({("3", "1")} if reading < 5 else set()))
+            self.assertEqual({series[pair]["puts_total"] for pair in pairs}, {10 * reading})
+            others = series["other", "other"]
+            self.assertEqual((others["puts_total"], others["put_bytes_total"]), (9 * 10 * reading, 9 * 40960 * reading))
+            self.assertEqual(others["outstanding"], 9)
+        series = self.rma_series(port)
+        self.assertEqual(set(series), {("5", "0"), ("5", "1"), ("6", "0"), ("other", "other"), ()})
+        others = series["other", "other"]
+        self.assertEqual((others["puts_total"], others["outstanding"]), (9 * 10 * 5, 0))  # they do not fall
 
     def test_EndedProcesses_HaveNoSeriesAnyMore(self):
         self.start_job()

@@ -196,6 +196,36 @@ Connection parse_connection(const Json& json) {
   return connection;
 }
 
+RmaQueue parse_rma_queue(const Json& json) {
+  const Json& completed = json.at("completed");
+  RmaQueue queue;
+  json.at("context").get_to(queue.context);
+  json.at("peer").get_to(queue.peer);
+  json.at("peer_host").get_to(queue.peer_host);
+  completed.at("puts").get_to(queue.completed.puts);
+  completed.at("signals").get_to(queue.completed.signals);
+  completed.at("gets").get_to(queue.completed.gets);
+  completed.at("flushes").get_to(queue.completed.flushes);
+  completed.at("put_bytes").get_to(queue.completed.put_bytes);
+  completed.at("get_bytes").get_to(queue.completed.get_bytes);
+  json.at("outstanding").get_to(queue.outstanding);
+  json.at("no_progress_ms").get_to(queue.no_progress_ms);
+  json.at("stalled").get_to(queue.stalled);
+  return queue;
+}
+
+RmaSet parse_rma_set(const Json& json) {
+  RmaSet set;
+  json.at("number").get_to(set.number);
+  json.at("rank").get_to(set.rank);
+  json.at("ranks").get_to(set.ranks);
+  json.at("device").get_to(set.device);
+  json.at("failed").get_to(set.failed);
+  if (!json.at("error").is_null()) json.at("error").get_to(set.error);
+  for (const Json& queue : json.at("queues")) set.queues.push_back(parse_rma_queue(queue));
+  return set;
+}
+
 }  // namespace
 
 std::uint64_t quantile_ns(const LatencyBuckets& buckets, double part) {
@@ -247,6 +277,10 @@ Process parse_process(const std::string& text) {
   json.at("program").get_to(process.program);
   json.at("time_ns").get_to(process.time_ns);
   for (const Json& connection : json.at("connections")) process.connections.push_back(parse_connection(connection));
+  // Processes with a plugin of the same schema that has no RMA have no such field.
+  if (const auto rma = json.find("rma"); rma != json.end()) {
+    for (const Json& set : *rma) process.rma.push_back(parse_rma_set(set));
+  }
   return process;
 }
 

@@ -39,6 +39,34 @@ struct Connection {
   Latencies latencies = {};  // so far
 };
 
+// What the device has reported as completed, so far. A put with a signal is a put and a signal.
+struct RmaCounts {
+  std::uint64_t puts = 0, signals = 0, gets = 0, flushes = 0;
+  std::uint64_t put_bytes = 0, get_bytes = 0;
+};
+
+// The operations of one context with one peer.
+struct RmaQueue {
+  std::uint64_t context = 0;
+  std::uint64_t peer = 0;  // rank
+  std::string peer_host;
+  RmaCounts completed = {};
+  std::uint64_t outstanding = 0;  // operations: a put with a signal is one
+  std::uint64_t no_progress_ms = 0;
+  bool stalled = false;  // the process has reported it
+};
+
+// The contexts of one createContext.
+struct RmaSet {
+  std::uint64_t number = 0;  // unique within its process
+  std::uint64_t rank = 0;
+  std::uint64_t ranks = 0;
+  std::string device;  // "mlx5_0:1"
+  bool failed = false;
+  std::string error;  // empty: it has not failed
+  std::vector<RmaQueue> queues = {};
+};
+
 struct Process {
   std::string name;  // of its socket, "1234-0a1b2c3d": unique on this host
   uid_t user = 0;
@@ -47,6 +75,7 @@ struct Process {
   std::string program;
   std::uint64_t time_ns = 0;  // of the process's clock, when it wrote its state
   std::vector<Connection> connections;
+  std::vector<RmaSet> rma;
 };
 
 // A socket whose process runs and could not be read, or a directory that is not used.

@@ -125,11 +125,11 @@ std::vector<Culprit> find_culprits(const std::vector<ProcessView>& processes) {
 std::vector<PortView> Sampler::sample_ports(const std::vector<Process>& processes) {
   std::set<std::string> names;
   for (const Process& process : processes) {
-    for (const Connection& connection : process.connections)
-      names.merge([&] {
-        const std::vector<std::string> ports = split_ports(connection.device);
-        return std::set<std::string>(ports.begin(), ports.end());
-      }());
+    const auto add = [&](const std::string& device) {
+      for (std::string& port : split_ports(device)) names.insert(std::move(port));
+    };
+    for (const Connection& connection : process.connections) add(connection.device);
+    for (const RmaSet& set : process.rma) add(set.device);
   }
   const std::uint64_t now = monotonic_ns();
   const double seconds = seconds_between(counters_ns_, now);
@@ -151,6 +151,37 @@ std::vector<PortView> Sampler::sample_ports(const std::vector<Process>& processe
   }
   counters_ns_ = now;
   return ports;
+}
+
+RmaSetView Sampler::sample_rma(RmaSet set, std::uint64_t time_ns, const Before* before, Before& next) const {
+  RmaSetView shown;
+  for (RmaQueue& queue : set.queues) {
+    const std::tuple key{set.number, queue.context, queue.peer};
+    const RmaCounts now = next.rma[key] = queue.completed;
+    RmaQueueView one{.now = std::move(queue)};
+    if (before != nullptr) {
+      // A queue that is new has begun with 0.
+      const auto was = before->rma.find(key);
+      const RmaCounts earlier = was != before->rma.end() ? was->second : RmaCounts{};
+      const auto moved = [&](std::uint64_t RmaCounts::*member) {
+        return static_cast<double>(now.*member - std::min(earlier.*member, now.*member));
+      };
+      const double seconds = seconds_between(before->time_ns, time_ns);
+      one.rates = RmaRates{moved(&RmaCounts::put_bytes) / seconds, moved(&RmaCounts::get_bytes) / seconds,
+                           moved(&RmaCounts::puts) / seconds, moved(&RmaCounts::signals) / seconds,
+                           moved(&RmaCounts::gets) / seconds};
+      // The process looks for progress about once a second.
+      if (moved(&RmaCounts::puts) + moved(&RmaCounts::signals) + moved(&RmaCounts::gets) + moved(&RmaCounts::flushes) >
+          0) {
+        one.now.no_progress_ms = 0;
+      }
+    }
+    one.stalled = one.now.stalled || one.now.no_progress_ms >= options_.stall_ms;
+    shown.queues.push_back(std::move(one));
+  }
+  set.queues.clear();
+  shown.now = std::move(set);
+  return shown;
 }
 
 View Sampler::sample() {
@@ -188,7 +219,12 @@ View Sampler::sample() {
       next.connections.emplace(connection.number, std::move(connection));
       shown.connections.push_back(std::move(one));
     }
+    const bool has_rates = before != nullptr && process.time_ns > before->time_ns;
+    for (RmaSet& set : process.rma) {
+      shown.rma.push_back(sample_rma(std::move(set), process.time_ns, has_rates ? before : nullptr, next));
+    }
     process.connections.clear();
+    process.rma.clear();
     shown.now = std::move(process);
     view.processes.push_back(std::move(shown));
   }

@@ -6,6 +6,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "live/process.h"
@@ -31,10 +32,27 @@ struct ConnectionView {
   Latencies latencies = {};  // of what has ended since the sample before; of the first sample: so far
 };
 
+struct RmaRates {
+  double put_bytes_s = 0, get_bytes_s = 0;
+  double puts_s = 0, signals_s = 0, gets_s = 0;
+};
+
+struct RmaQueueView {
+  RmaQueue now;
+  std::optional<RmaRates> rates = {};  // nullopt: the first sample
+  bool stalled = false;
+};
+
+struct RmaSetView {
+  RmaSet now;  // without its queues
+  std::vector<RmaQueueView> queues;
+};
+
 struct ProcessView {
-  Process now;  // without its connections
+  Process now;  // without its connections and RMA sets
   std::vector<ConnectionView> connections;
-  Rates sent, received;  // sums
+  std::vector<RmaSetView> rma;
+  Rates sent, received;  // sums of the connections
 };
 
 // A process that others wait for, directly or through others, and that itself waits for no process.
@@ -76,11 +94,14 @@ class Sampler {
  private:
   struct Before {
     std::uint64_t time_ns = 0;
-    std::map<std::uint64_t, Connection> connections;  // by number
+    std::map<std::uint64_t, Connection> connections;                                   // by number
+    std::map<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>, RmaCounts> rma;  // by set, context and peer
   };
   using Counters = std::map<std::string, std::uint64_t>;
 
   std::vector<PortView> sample_ports(const std::vector<Process>& processes);
+  // `before`: nullptr if there is none from which rates can be computed.
+  RmaSetView sample_rma(RmaSet set, std::uint64_t time_ns, const Before* before, Before& next) const;
 
   const Options options_;
   std::map<std::string, Before> before_;  // by name of the process

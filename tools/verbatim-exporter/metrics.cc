@@ -14,6 +14,8 @@ using Labels = std::vector<std::pair<std::string, std::string>>;
 
 // Device sets of a process that have series of their own; the others are summed as "other".
 constexpr std::size_t kMaxDeviceSets = 32;
+// Sets and peers of a process that have series of their own; the others are summed as "other".
+constexpr std::size_t kMaxRmaPeers = 32;
 constexpr std::size_t kMaxLabelBytes = 64;
 
 // Text of another process: short, and printable ASCII.
@@ -110,6 +112,106 @@ void add_sums(Families& families, const Labels& labels, const Sums& sums) {
                  static_cast<double>(sums.no_progress_ms) / 1000);
 }
 
+constexpr std::uint64_t live::RmaCounts::*kRmaCounts[] = {&live::RmaCounts::puts,      &live::RmaCounts::signals,
+                                                          &live::RmaCounts::gets,      &live::RmaCounts::flushes,
+                                                          &live::RmaCounts::put_bytes, &live::RmaCounts::get_bytes};
+
+// The state of the RMA queues of a series.
+struct RmaSums {
+  std::uint64_t outstanding = 0, stalled = 0, no_progress_ms = 0;
+
+  void add(const live::RmaQueueView& queue) {
+    outstanding += queue.now.outstanding;
+    if (queue.stalled) ++stalled;
+    no_progress_ms = std::max(no_progress_ms, queue.now.no_progress_ms);
+  }
+};
+
+void add_rma_series(Families& families, const Labels& labels, const live::RmaCounts& counts, const RmaSums& sums) {
+  families.counter("verbatim_rma_puts_total", "Puts that have completed, with a signal or without.", labels,
+                   counts.puts);
+  families.counter("verbatim_rma_signals_total", "Signals that have completed, with a put or without.", labels,
+                   counts.signals);
+  families.counter("verbatim_rma_gets_total", "Gets that have completed.", labels, counts.gets);
+  families.counter("verbatim_rma_flushes_total", "Flushes of GPU memory that have completed.", labels, counts.flushes);
+  families.counter("verbatim_rma_put_bytes_total", "Bytes of the puts.", labels, counts.put_bytes);
+  families.counter("verbatim_rma_get_bytes_total", "Bytes of the gets.", labels, counts.get_bytes);
+  families.gauge("verbatim_rma_outstanding", "RMA operations that have not completed.", labels, sums.outstanding);
+  families.gauge("verbatim_rma_contexts_stalled", "Contexts without progress although something is outstanding.",
+                 labels, sums.stalled);
+  families.gauge("verbatim_rma_no_progress_seconds", "The longest time without progress of a context.", labels,
+                 static_cast<double>(sums.no_progress_ms) / 1000);
+}
+
+void count_rma(RmaKnown& known, const live::ProcessView& process) {
+  std::map<RmaKnown::Key, RmaKnown::Carried> now;
+  for (const live::RmaSetView& set : process.rma) {
+    for (const live::RmaQueueView& queue : set.queues) {
+      RmaKnown::Carried& carried = now[{set.now.number, queue.now.peer}];
+      for (const auto count : kRmaCounts) carried.counts.*count += queue.now.completed.*count;
+    }
+  }
+  std::size_t own = 0;
+  for (auto& [key, carried] : now) {
+    const auto before = known.carried.find(key);
+    carried.own_series = before != known.carried.end() && before->second.own_series;
+    if (carried.own_series) ++own;
+  }
+  for (auto& [key, carried] : now) {
+    if (carried.own_series) continue;
+    const auto before = known.carried.find(key);
+    if (before == known.carried.end() && own < kMaxRmaPeers) {
+      carried.own_series = true;
+      ++own;
+      continue;
+    }
+    if (!known.others) known.others.emplace();
+    for (const auto count : kRmaCounts) {
+      const std::uint64_t earlier = before != known.carried.end() ? before->second.counts.*count : 0;
+      (*known.others).*count += carried.counts.*count - std::min(earlier, carried.counts.*count);
+    }
+  }
+  known.carried = std::move(now);
+}
+
+// `labels`: of the process.
+void add_rma(Families& families, const Labels& labels, const RmaKnown& known, const live::ProcessView& process) {
+  struct Peer {
+    std::string host;
+    RmaSums sums = {};
+  };
+  const auto with = [&](const Labels& more) {
+    Labels all = labels;
+    all.insert(all.end(), more.begin(), more.end());
+    return all;
+  };
+  std::uint64_t failed = 0;
+  RmaSums others;
+  for (const live::RmaSetView& set : process.rma) {
+    if (set.now.failed) ++failed;
+    std::map<std::uint64_t, Peer> peers;  // those with series of their own
+    for (const live::RmaQueueView& queue : set.queues) {
+      const bool own = known.carried.at({set.now.number, queue.now.peer}).own_series;
+      (own ? peers.try_emplace(queue.now.peer, Peer{queue.now.peer_host}).first->second.sums : others).add(queue);
+    }
+    for (const auto& [peer, state] : peers) {
+      const Labels with_peer = with({{"device", label_text(set.now.device)},
+                                     {"set", std::to_string(set.now.number)},
+                                     {"rank", std::to_string(set.now.rank)},
+                                     {"peer", std::to_string(peer)},
+                                     {"peer_host", label_text(state.host)}});
+      add_rma_series(families, with_peer, known.carried.at({set.now.number, peer}).counts, state.sums);
+    }
+  }
+  if (known.others) {
+    const Labels with_other =
+        with({{"device", "other"}, {"set", "other"}, {"rank", "other"}, {"peer", "other"}, {"peer_host", "other"}});
+    add_rma_series(families, with_other, *known.others, others);
+  }
+  families.gauge("verbatim_rma_sets", "Sets of RMA contexts.", labels, process.rma.size());
+  families.gauge("verbatim_rma_sets_failed", "Sets of RMA contexts whose communicator has failed.", labels, failed);
+}
+
 }  // namespace
 
 void Metrics::count(Known& known, const live::ProcessView& process) const {
@@ -175,6 +277,13 @@ std::vector<MetricFamily> Metrics::Collect() const {
                            buckets);
       }
     }
+    if (process.rma.empty() && !own.rma.others) continue;  // it uses no RMA
+    count_rma(own.rma, process);
+    add_rma(families,
+            {{"process", process.now.name},
+             {"user", std::to_string(process.now.user)},
+             {"program", label_text(process.now.program)}},
+            own.rma, process);
   }
   for (const live::PortView& port : view.ports) {
     for (const auto& [counter, value] : port.counters) {

@@ -7,8 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
-#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
@@ -16,8 +17,21 @@
 
 namespace verbatim::exporter {
 
+// What the RMA of a process has carried: of each set of contexts and peer, all contexts together.
+struct RmaKnown {
+  using Key = std::pair<std::uint64_t, std::uint64_t>;  // number of the set, peer
+  struct Carried {
+    // Else it is in the sum of the others. This does not change as long as the set exists: counters would fall.
+    bool own_series = false;
+    live::RmaCounts counts = {};
+  };
+  std::map<Key, Carried> carried;
+  std::optional<live::RmaCounts> others = {};  // since the exporter has first seen one
+};
+
 // Each call of Collect takes a sample. Series are of a process, its devices and a direction, not of connections, so
-// that their number is limited; those of a process that has ended are not in the next sample.
+// that their number is limited; those of a process that has ended are not in the next sample. RMA has series of a set
+// of contexts and a peer, which end with the set; a process has a limited number of them.
 class Metrics final : public prometheus::Collectable {
  public:
   // Of more processes only the first by name are shown, and the number of the others.
@@ -42,6 +56,7 @@ class Metrics final : public prometheus::Collectable {
   struct Known {
     std::map<std::uint64_t, Carried> connections;  // by number
     std::map<SeriesKey, Totals> totals;
+    RmaKnown rma;
   };
 
   void count(Known& known, const live::ProcessView& process) const VERBATIM_REQUIRES(mutex_);

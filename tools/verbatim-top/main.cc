@@ -18,8 +18,11 @@ using namespace verbatim;
 
 constexpr const char* kDescription =
     "Shows the processes of this host that use Verbatim: for each connection bytes and messages per second, what is\n"
-    "outstanding, lanes, the kernel's counters of its ports, and whom it waits for. Stalled connections are red. Root\n"
-    "sees the processes of all users, another user those of its own.";
+    "outstanding, lanes, the kernel's counters of its ports, and whom it waits for; for each RMA context and peer "
+    "bytes,\n"
+    "puts and gets per second. What is stalled or has failed is red. Root sees the processes of all users, another "
+    "user\n"
+    "those of its own.";
 
 struct Options {
   live::Sampler::Options sampler;
@@ -70,7 +73,8 @@ int main(int argc, char** argv) {
   app.add_option("--sort", sort, "what is first: the most of this, or the lowest PID")
       ->check(CLI::IsMember({"bytes", "messages", "outstanding", "waiting", "pid"}))
       ->capture_default_str();
-  app.add_option("--stall", options.stall_s, "a connection without progress for S seconds counts as stalled")
+  app.add_option("--stall", options.stall_s,
+                 "a connection, or RMA to a peer, without progress for S seconds counts as stalled")
       ->check(CLI::Range(0.1, 86400.0))
       ->capture_default_str()
       ->type_name("S");

@@ -12,6 +12,8 @@ using Json = nlohmann::ordered_json;
 using Style = Line::Style;
 using live::ConnectionView;
 using live::ProcessView;
+using live::RmaQueueView;
+using live::RmaSetView;
 
 // Names of hosts and programs come from other processes, and go to a terminal.
 std::string printable(std::string text) {
@@ -59,14 +61,52 @@ double weight(const ConnectionView& connection, Sort sort) {
   return -static_cast<double>(connection.now.number);
 }
 
-double weight(const ProcessView& process, Sort sort) {
-  if (sort == Sort::kPid) return -static_cast<double>(process.now.pid);
+double bytes_of(const live::RmaRates& rates) {
+  return rates.put_bytes_s + rates.get_bytes_s;
+}
+
+double messages_of(const live::RmaRates& rates) {
+  return rates.puts_s + rates.gets_s;
+}
+
+double weight(const RmaQueueView& queue, Sort sort) {
+  const live::RmaRates rates = queue.rates.value_or(live::RmaRates{});
+  switch (sort) {
+    case Sort::kBytes:
+      return bytes_of(rates);
+    case Sort::kMessages:
+      return messages_of(rates);
+    case Sort::kOutstanding:
+      return static_cast<double>(queue.now.outstanding);
+    case Sort::kWaiting:
+      return static_cast<double>(queue.now.no_progress_ms);
+    case Sort::kPid:
+      break;
+  }
+  return 0;  // the order of the state
+}
+
+double weight(const RmaSetView& set, Sort sort);
+
+template <typename Member>
+double weight_of_all(const std::vector<Member>& members, Sort sort) {
   double sum = 0;
-  for (const ConnectionView& connection : process.connections) {
-    const double own = weight(connection, sort);
+  for (const Member& member : members) {
+    const double own = weight(member, sort);
     sum = sort == Sort::kWaiting ? std::max(sum, own) : sum + own;
   }
   return sum;
+}
+
+double weight(const RmaSetView& set, Sort sort) {
+  return sort == Sort::kPid ? -static_cast<double>(set.now.number) : weight_of_all(set.queues, sort);
+}
+
+double weight(const ProcessView& process, Sort sort) {
+  if (sort == Sort::kPid) return -static_cast<double>(process.now.pid);
+  const double connections = weight_of_all(process.connections, sort);
+  const double rma = weight_of_all(process.rma, sort);
+  return sort == Sort::kWaiting ? std::max(connections, rma) : connections + rma;
 }
 
 std::string waits_text(const ConnectionView& connection) {
@@ -119,9 +159,55 @@ Line connection_line(const ConnectionView& connection) {
           alarm ? Style::kAlarm : Style::kPlain};
 }
 
+std::string rma_waits_text(const RmaSetView& set, const RmaQueueView& queue) {
+  if (set.now.failed) return "failed";
+  std::string text = queue.stalled ? "stalled" : "";
+  if (queue.now.no_progress_ms < 1000) return text;
+  return text + (text.empty() ? "" : ", ") + "nothing completed for " +
+         std::to_string(queue.now.no_progress_ms / 1000) + " s";
+}
+
+std::string rma_columns(const RmaSetView& set, const std::string& context, const std::string& peer,
+                        const std::string& bytes, const std::string& messages, const std::string& outstanding,
+                        const std::string& rest) {
+  return printable(columns("", "  RMA " + std::to_string(set.now.number) + context,
+                           "rank " + std::to_string(set.now.rank) + peer, set.now.device, bytes, messages, outstanding,
+                           "-", "-", "-", rest));
+}
+
+void add_rma(const RmaSetView& set, std::vector<Line>& lines) {
+  // Once for all queues, of which a set may have none.
+  if (set.now.failed) {
+    lines.push_back(
+        {rma_columns(set, "", " of " + std::to_string(set.now.ranks), "-", "-", "-", "failed: " + set.now.error),
+         Style::kAlarm});
+  }
+  for (const RmaQueueView& queue : set.queues) {
+    const auto rate = [&](double (*value)(const live::RmaRates&)) {
+      return queue.rates ? short_number(value(*queue.rates)) : "-";
+    };
+    lines.push_back({rma_columns(set, " ctx " + std::to_string(queue.now.context),
+                                 " -> " + std::to_string(queue.now.peer) + " " + queue.now.peer_host, rate(bytes_of),
+                                 rate(messages_of), std::to_string(queue.now.outstanding), rma_waits_text(set, queue)),
+                     set.now.failed || queue.stalled ? Style::kAlarm : Style::kPlain});
+  }
+}
+
 Line process_line(const ProcessView& process) {
   std::size_t stalled = 0;
+  std::size_t failed = 0;
   std::uint64_t outstanding = 0;
+  live::RmaRates rma;
+  for (const RmaSetView& set : process.rma) {
+    if (set.now.failed) ++failed;
+    for (const RmaQueueView& queue : set.queues) {
+      if (queue.stalled) ++stalled;
+      outstanding += queue.now.outstanding;
+      const live::RmaRates rates = queue.rates.value_or(live::RmaRates{});
+      rma.put_bytes_s += rates.put_bytes_s;
+      rma.get_bytes_s += rates.get_bytes_s;
+    }
+  }
   for (const ConnectionView& connection : process.connections) {
     if (connection.stalled) ++stalled;
     outstanding += connection.now.outstanding;
@@ -132,8 +218,12 @@ Line process_line(const ProcessView& process) {
                      count(process.connections.size(), "connection") + ", " + std::to_string(outstanding) +
                      " outstanding";
   if (stalled != 0) rest += ", " + std::to_string(stalled) + " stalled";
+  if (!process.rma.empty()) {
+    rest += ", RMA puts " + short_number(rma.put_bytes_s) + "B/s, gets " + short_number(rma.get_bytes_s) + "B/s";
+  }
+  if (failed != 0) rest += ", RMA failed";
   return {printable(padded(std::to_string(process.now.pid), 8, true) + padded(process.now.program, 15) + rest),
-          stalled != 0 ? Style::kAlarm : Style::kPlain};
+          stalled != 0 || failed != 0 ? Style::kAlarm : Style::kPlain};
 }
 
 // Counters that are not 0.
@@ -203,6 +293,38 @@ Json connection_json(const ConnectionView& connection) {
           {"stall_cause", text_or_null(now.stall_cause)}};
 }
 
+Json rma_queue_json(const RmaQueueView& queue) {
+  const auto rate = [&](double live::RmaRates::*member) {
+    return queue.rates ? Json((*queue.rates).*member) : Json(nullptr);
+  };
+  const live::RmaCounts& completed = queue.now.completed;
+  return {{"context", queue.now.context},
+          {"peer", queue.now.peer},
+          {"peer_host", queue.now.peer_host},
+          {"puts", completed.puts},
+          {"signals", completed.signals},
+          {"gets", completed.gets},
+          {"flushes", completed.flushes},
+          {"put_bytes", completed.put_bytes},
+          {"get_bytes", completed.get_bytes},
+          {"puts_s", rate(&live::RmaRates::puts_s)},
+          {"signals_s", rate(&live::RmaRates::signals_s)},
+          {"gets_s", rate(&live::RmaRates::gets_s)},
+          {"put_bytes_s", rate(&live::RmaRates::put_bytes_s)},
+          {"get_bytes_s", rate(&live::RmaRates::get_bytes_s)},
+          {"outstanding", queue.now.outstanding},
+          {"no_progress_ms", queue.now.no_progress_ms},
+          {"stalled", queue.stalled}};
+}
+
+Json rma_json(const RmaSetView& set) {
+  Json queues = Json::array();
+  for (const RmaQueueView& queue : set.queues) queues.push_back(rma_queue_json(queue));
+  return {{"number", set.now.number},   {"rank", set.now.rank},     {"ranks", set.now.ranks},
+          {"device", set.now.device},   {"failed", set.now.failed}, {"error", text_or_null(set.now.error)},
+          {"queues", std::move(queues)}};
+}
+
 }  // namespace
 
 void sort_view(live::View& view, Sort sort) {
@@ -210,6 +332,8 @@ void sort_view(live::View& view, Sort sort) {
   std::stable_sort(view.processes.begin(), view.processes.end(), before);
   for (ProcessView& process : view.processes) {
     std::stable_sort(process.connections.begin(), process.connections.end(), before);
+    std::stable_sort(process.rma.begin(), process.rma.end(), before);
+    for (RmaSetView& set : process.rma) std::stable_sort(set.queues.begin(), set.queues.end(), before);
   }
 }
 
@@ -242,6 +366,7 @@ std::vector<Line> to_lines(const live::View& view, bool connections) {
     lines.push_back(process_line(process));
     if (!connections) continue;
     for (const ConnectionView& connection : process.connections) lines.push_back(connection_line(connection));
+    for (const RmaSetView& set : process.rma) add_rma(set, lines);
   }
   return lines;
 }
@@ -255,6 +380,8 @@ Json to_json(const live::View& view) {
   for (const ProcessView& process : view.processes) {
     Json connections = Json::array();
     for (const ConnectionView& connection : process.connections) connections.push_back(connection_json(connection));
+    Json rma = Json::array();
+    for (const RmaSetView& set : process.rma) rma.push_back(rma_json(set));
     json["processes"].push_back({{"process", process.now.name},
                                  {"user", process.now.user},
                                  {"host", process.now.host},
@@ -262,7 +389,8 @@ Json to_json(const live::View& view) {
                                  {"program", process.now.program},
                                  {"sent", rates_json(process.sent)},
                                  {"received", rates_json(process.received)},
-                                 {"connections", std::move(connections)}});
+                                 {"connections", std::move(connections)},
+                                 {"rma", std::move(rma)}});
   }
   for (const live::PortView& port : view.ports) {
     json["ports"].push_back({{"port", port.port}, {"counters", port.counters}, {"growth_s", port.growth_s}});

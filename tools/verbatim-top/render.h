@@ -17,10 +17,10 @@ struct Line {
   enum class Style : std::uint8_t { kPlain, kHead, kAlarm } style = Style::kPlain;
 };
 
-// Sorts processes and the connections of each, largest first; by their IDs and numbers for kPid.
+// Sorts processes and the connections, RMA sets and queues of each, largest first; by their IDs and numbers for kPid.
 void sort_view(live::View& view, Sort sort);
 
-// Printable ASCII only. `connections`: with a line for each.
+// Printable ASCII only. `connections`: with a line for each, and for each RMA queue.
 std::vector<Line> to_lines(const live::View& view, bool connections);
 
 // plugin/STATE.md explains the fields.
