@@ -20,7 +20,8 @@ CollComm::CollComm(const CollSettings& settings, std::vector<const Port*> ports,
                    std::uint32_t rank)
     : settings_(settings),
       ports_(std::move(ports)),
-      ranks_(std::move(peers), rank, settings.config.connect_timeout_s, failures_),
+      ranks_(std::move(peers), rank, settings.config.connect_timeout_s, failures_,
+             [this](const PeerRank& peer) { pass_on_fenced(peer); }),
       failures_([this](const std::string& text) { tell_failure(text); }) {}
 
 Result<std::unique_ptr<CollComm>> CollComm::create(const CollSettings& settings, std::vector<const Port*> ports,
@@ -187,12 +188,17 @@ void CollComm::pass_on(std::uint32_t rank, const wire::RmaLaneFenced& fenced) {
   if (is_early && early_.size() < kMaxEarly) early_.emplace_back(rank, fenced);
 }
 
+// The monitoring thread, or a collective call.
+void CollComm::pass_on_fenced(const PeerRank& peer) {
+  const MutexLock lock(lanes_mutex_);
+  while (const std::optional<wire::RmaLaneFenced> fenced = peer.channel->take_fenced()) pass_on(peer.rank, *fenced);
+}
+
 // The monitoring thread.
 void CollComm::receive_from(const PeerRank& peer) noexcept {
   try {
     peer.channel->receive();
-    const MutexLock lock(lanes_mutex_);
-    while (const std::optional<wire::RmaLaneFenced> fenced = peer.channel->take_fenced()) pass_on(peer.rank, *fenced);
+    pass_on_fenced(peer);
   } catch (...) {  // the connection may have ended all the same
     VERBATIM_WARN("no memory for what %s has sent", peer.name.c_str());
   }

@@ -100,6 +100,7 @@ class CollComm {
   // From the exchange of connect: how many ports each rank has. An error has been logged.
   Status read_port_counts(const std::vector<wire::RmaExchange>& received);
   void receive_from(const PeerRank& peer) noexcept;
+  void pass_on_fenced(const PeerRank& peer) VERBATIM_EXCLUDES(lanes_mutex_);
   void pass_on(std::uint32_t rank, const wire::RmaLaneFenced& fenced) VERBATIM_REQUIRES(lanes_mutex_);
   void add_lanes(ContextSet& set) VERBATIM_EXCLUDES(lanes_mutex_);
   void peer_ended(const PeerRank& peer) noexcept;

@@ -206,6 +206,7 @@ bool ContextSet::post_piece(PeerQueue& queue, Request& request) noexcept {
 void ContextSet::complete_piece(std::uint64_t id) noexcept {
   Request& request = WorkId::request(id);
   PeerQueue& queue = *request.queue;
+  ++queue.counts.pieces;
   if (queue.sent != nullptr) queue.sent->remove_first();
   if (WorkId::is_last_piece(id)) {
     request.work.state = Request::State::kDone;

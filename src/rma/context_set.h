@@ -110,9 +110,10 @@ struct Operation {
 struct QueueCounts {
   using ByKind = std::array<SingleWriter<std::uint64_t>, kOperationKinds>;
 
-  ByKind begun;      // by put, get, ...: they may still be held back, or wait in the batch
-  ByKind completed;  // as the device has reported, tested or not
-  ByKind bytes;      // of those
+  ByKind begun;                        // by put, get, ...: they may still be held back, or wait in the batch
+  ByKind completed;                    // as the device has reported, tested or not
+  ByKind bytes;                        // of those
+  SingleWriter<std::uint64_t> pieces;  // work requests of requests that were held back, which the device has completed
 
   // Read first, `completed` is not larger than `begun`.
   std::uint64_t all_completed() const { return sum(completed); }

@@ -120,7 +120,10 @@ void Instance::end_communicators() {
 std::vector<const Port*> Instance::lane_ports(const Port& port) const {
   const auto device = static_cast<std::size_t>(&port - process_.ports.data());
   std::vector<const Port*> ports = process_.devices.merged_with(device);
-  std::erase_if(ports, [](const Port* other) { return !has_atomics(*other); });
+  std::erase_if(ports, [&](const Port* other) {
+    // A spare port that cannot be used now must not keep the contexts from being made.
+    return other != &port && (!has_atomics(*other) || !refresh_port(*other, settings_.config, LogLevel::kInfo));
+  });
   if (!settings_.config.failover) ports.resize(1);
   return ports;
 }

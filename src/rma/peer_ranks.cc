@@ -38,11 +38,13 @@ const char* call_name(wire::RmaCall call) {
 
 }  // namespace
 
-PeerRanks::PeerRanks(std::vector<PeerRank> peers, std::uint32_t rank, unsigned timeout_s, Failures& failures)
+PeerRanks::PeerRanks(std::vector<PeerRank> peers, std::uint32_t rank, unsigned timeout_s, Failures& failures,
+                     Received received)
     : peers_(std::move(peers)),
       rank_(rank),
       timeout_s_(timeout_s),
       failures_(failures),
+      received_(std::move(received)),
       wake_(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
 
 void PeerRanks::wake() const {
@@ -85,7 +87,10 @@ Result<std::vector<wire::RmaExchange>> PeerRanks::exchange(wire::RmaCall call, w
 Status PeerRanks::advance(Awaited& one, wire::RmaCall call, std::uint32_t sequence) {
   Channel& channel = *one.peer->channel;
   one.sent = channel.flush();
-  if (!one.received) channel.receive();
+  if (!one.received) {
+    channel.receive();
+    received_(*one.peer);
+  }
   while (!one.received) {
     std::optional<wire::RmaExchange> next = channel.take();
     if (!next) break;

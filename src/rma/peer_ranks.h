@@ -22,7 +22,9 @@ class PeerRanks {
  public:
   // `peers` in ring order from `rank`, see Handshake. A collective call waits `timeout_s` for the others; if that
   // fails, the communicator has failed.
-  PeerRanks(std::vector<PeerRank> peers, std::uint32_t rank, unsigned timeout_s, Failures& failures);
+  // `received`: called when a collective call has read messages of a peer, which may be about a lane.
+  using Received = std::function<void(const PeerRank&)>;
+  PeerRanks(std::vector<PeerRank> peers, std::uint32_t rank, unsigned timeout_s, Failures& failures, Received received);
 
   std::uint32_t ranks() const { return static_cast<std::uint32_t>(peers_.size()) + 1; }
   std::uint32_t rank() const { return rank_; }
@@ -69,6 +71,7 @@ class PeerRanks {
   const std::uint32_t rank_;
   const unsigned timeout_s_;
   Failures& failures_;
+  const Received received_;
   const UniqueFd wake_;              // an eventfd; without one, a wait ends after a second
   std::uint32_t next_sequence_ = 0;  // of the thread that makes collective calls
 };

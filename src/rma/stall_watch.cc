@@ -12,6 +12,9 @@
 namespace verbatim::rma {
 namespace {
 
+// Both ends leave a lane within milliseconds. A NIC with one port gives up after about as long (VERBATIM_TIMEOUT).
+constexpr std::uint64_t kAnswerLimitNs = 34 * kNanosecondsPerSecond;
+
 struct Outstanding {
   std::uint64_t completed = 0;  // read first: `number` is never too small
   std::uint64_t number = 0;
@@ -122,7 +125,9 @@ void StallWatch::check_peer(const StallSettings& settings, std::size_t peer, std
     const Outstanding left(queue.counts);
     if (left.number != 0) *outstanding = true;
     const std::uint64_t stalled_ns = now - watched.progress_ns;
-    if (left.number == 0 || left.completed != watched.completed) {
+    const std::uint64_t pieces = queue.counts.pieces;
+    const bool has_moved = left.completed != watched.completed || std::exchange(watched.pieces, pieces) != pieces;
+    if (left.number == 0 || has_moved) {
       watched.completed = left.completed;
       watched.progress_ns = now;
       if (!std::exchange(watched.reported, false)) continue;
@@ -131,6 +136,9 @@ void StallWatch::check_peer(const StallSettings& settings, std::size_t peer, std
       continue;
     }
     const std::uint32_t lane = queue.lane.load(std::memory_order_relaxed);
+    if (set_.failover() != nullptr && stalled_ns >= kAnswerLimitNs && set_.failover()->has_failed(queue.peer, lane)) {
+      return fail_unanswered(queue, stalled_ns);
+    }
     if (lane_timeout_ns_ != 0 && is_polled(now)) {
       if (std::exchange(watched.lane, lane) != lane) {
         watched.progress_ns = now;
@@ -183,6 +191,16 @@ void StallWatch::report(const std::vector<std::size_t>& queues, std::uint64_t no
                 describe_outstanding(queue.counts).c_str(),
                 static_cast<unsigned long long>(queue.counts.all_completed()), more.c_str(), kNextStep,
                 stall.next.c_str(), describe_path(set_.known_facts(queue)).c_str());
+}
+
+void StallWatch::fail_unanswered(const PeerQueue& queue, std::uint64_t stalled_ns) const noexcept {
+  failures_.fail(ErrorKind::kRemote, Failures::Origin::kHere, [&] {
+    return Failure{set_.describe(queue) + ": nothing has completed for " + to_seconds(stalled_ns) +
+                       ", its lane has failed, and the peer does not say what it has executed there",
+                   {"the process or host of the peer, or the TCP connection to it, does not work",
+                    "look at " + set_.name_of_peer(queue)},
+                   set_.known_facts(queue)};
+  });
 }
 
 void StallWatch::fail(const PeerQueue& queue, std::uint64_t stalled_ns, std::uint64_t now) const noexcept {
