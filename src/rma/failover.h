@@ -1,9 +1,8 @@
 // The lanes of a set of contexts to each rank that fail. A lane is a pair of ports, one at each rank, with one QP for
 // each context. The first lane is used; when it fails, the next one is, and so on:
 //
-//   failed          by a completion, an event of the port, no progress for VERBATIM_LANE_TIMEOUT_MS, or the peer's
-//   word:
-//                   nothing is posted on it any more
+//   failed          by a completion, an event of the port, no progress for VERBATIM_LANE_TIMEOUT_MS, or a message of
+//                   the peer: nothing is posted on it any more
 //   fenced          its QPs are in ERR, so they execute nothing more. The PSN that each expects, which says what it has
 //                   executed, is sent to the peer
 //   fenced by both  and its work requests have completed: the data path knows which of them the peer has executed, and
@@ -46,7 +45,7 @@ class Failover {
   // False: there is no further lane. The first call for a lane is logged.
   bool lane_failed(std::uint32_t peer, std::uint32_t lane, const std::string& why) VERBATIM_EXCLUDES(mutex_);
   void port_down(const Device& device, std::uint8_t port) VERBATIM_EXCLUDES(mutex_);
-  // The peer's word.
+  // The peer's message.
   void peer_fenced(std::uint32_t peer, std::uint32_t lane, const Psns& psns) VERBATIM_EXCLUDES(mutex_);
 
   // Without a lock.

@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "base/socket.h"
+#include "net/transfer/endpoint_block.h"
 #include "rma/handshake.h"
 #include "verbs/device.h"
 #include "verbs/qp.h"
