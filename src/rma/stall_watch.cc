@@ -92,7 +92,10 @@ void StallWatch::skip_gap(const StallSettings& settings, std::uint64_t now) {
   const std::uint64_t longest = std::max(4 * settings.idle_period_ns(), kNanosecondsPerSecond);
   const std::uint64_t gap = now - std::exchange(checked_ns_, now);
   if (gap <= longest) return;
-  for (Watched& watched : watched_) watched.progress_ns += gap;
+  for (Watched& watched : watched_) {
+    watched.progress_ns += gap;
+    if (watched.lane_failed_ns != 0) watched.lane_failed_ns += gap;
+  }
 }
 
 bool StallWatch::check_stalls(const StallSettings& settings, std::uint64_t now) noexcept {
@@ -130,14 +133,20 @@ void StallWatch::check_peer(const StallSettings& settings, std::size_t peer, std
     if (left.number == 0 || has_moved) {
       watched.completed = left.completed;
       watched.progress_ns = now;
+      watched.lane_failed_ns = 0;
       if (!std::exchange(watched.reported, false)) continue;
       ++found.recovered;
       found.recovered_after_ns = std::max(found.recovered_after_ns, stalled_ns);
       continue;
     }
     const std::uint32_t lane = queue.lane.load(std::memory_order_relaxed);
-    if (set_.failover() != nullptr && stalled_ns >= kAnswerLimitNs && set_.failover()->has_failed(queue.peer, lane)) {
-      return fail_unanswered(queue, stalled_ns);
+    Failover* const failover = set_.failover();
+    if (failover == nullptr || !failover->has_failed(queue.peer, lane)) {
+      watched.lane_failed_ns = 0;
+    } else if (watched.lane_failed_ns == 0) {
+      watched.lane_failed_ns = now;
+    } else if (now - watched.lane_failed_ns >= kAnswerLimitNs && !failover->fenced_by_both(queue.peer, lane)) {
+      return fail_unanswered(queue, now - watched.lane_failed_ns);
     }
     if (lane_timeout_ns_ != 0 && is_polled(now)) {
       if (std::exchange(watched.lane, lane) != lane) {
@@ -145,8 +154,8 @@ void StallWatch::check_peer(const StallSettings& settings, std::size_t peer, std
         continue;
       }
       if (stalled_ns >= lane_timeout_ns_) {
-        set_.failover()->lane_failed(
-            queue.peer, lane, "nothing has completed for " + to_seconds(stalled_ns) + " (VERBATIM_LANE_TIMEOUT_MS)");
+        failover->lane_failed(queue.peer, lane,
+                              "nothing has completed for " + to_seconds(stalled_ns) + " (VERBATIM_LANE_TIMEOUT_MS)");
       }
     }
     if (settings.fail_ns != 0 && stalled_ns >= settings.fail_ns) return fail(queue, stalled_ns, now);
@@ -193,10 +202,10 @@ void StallWatch::report(const std::vector<std::size_t>& queues, std::uint64_t no
                 stall.next.c_str(), describe_path(set_.known_facts(queue)).c_str());
 }
 
-void StallWatch::fail_unanswered(const PeerQueue& queue, std::uint64_t stalled_ns) const noexcept {
+void StallWatch::fail_unanswered(const PeerQueue& queue, std::uint64_t waited_ns) const noexcept {
   failures_.fail(ErrorKind::kRemote, Failures::Origin::kHere, [&] {
-    return Failure{set_.describe(queue) + ": nothing has completed for " + to_seconds(stalled_ns) +
-                       ", its lane has failed, and the peer does not say what it has executed there",
+    return Failure{set_.describe(queue) + ": its lane has failed, and for " + to_seconds(waited_ns) +
+                       " the peer has not said what it has executed there",
                    {"the process or host of the peer, or the TCP connection to it, does not work",
                     "look at " + set_.name_of_peer(queue)},
                    set_.known_facts(queue)};

@@ -35,6 +35,7 @@ class StallWatch final : public MonitoredRmaSet {
     std::uint64_t pieces = 0;
     std::uint64_t progress_ns = 0;  // when something last completed, or nothing was outstanding
     std::uint32_t lane = 0;
+    std::uint64_t lane_failed_ns = 0;  // when its failure was first seen; 0: it has not failed
     bool reported = false;
   };
   // The queues of one peer.
@@ -52,7 +53,7 @@ class StallWatch final : public MonitoredRmaSet {
   bool is_polled(std::uint64_t now) const { return polled_ns_ != 0 && now - polled_ns_ <= recent_ns_; }
   void check_peer(const StallSettings& settings, std::size_t peer, std::uint64_t now, bool* outstanding);
   void report(const std::vector<std::size_t>& queues, std::uint64_t now) const;
-  void fail_unanswered(const PeerQueue& queue, std::uint64_t stalled_ns) const noexcept;
+  void fail_unanswered(const PeerQueue& queue, std::uint64_t waited_ns) const noexcept;
   void fail(const PeerQueue& queue, std::uint64_t stalled_ns, std::uint64_t now) const noexcept;
 
   const ContextSet& set_;
