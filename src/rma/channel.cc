@@ -1,5 +1,6 @@
 #include "rma/channel.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <cerrno>
@@ -13,8 +14,9 @@ namespace {
 
 // A rank is at most one collective call ahead of another, whose messages are at most three.
 constexpr std::size_t kMaxReceived = 16;
-// Each set of contexts has at most kMaxRmaPorts lanes that fail; the monitor takes the messages soon.
-constexpr std::size_t kMaxFenced = 1024;
+// The monitor takes the messages soon.
+constexpr std::size_t kMaxLaneMessages = 1024;
+constexpr int kFlushPollMs = 100;
 
 }  // namespace
 
@@ -28,6 +30,14 @@ bool Channel::flush() {
   const MutexLock lock(mutex_);
   flush_locked();
   return unsent_.empty() && !send_failed_;
+}
+
+void Channel::send_all(const std::vector<std::uint8_t>& message, const std::atomic<bool>& stops) {
+  send(message);
+  while (!stops.load() && end() == End::kOpen && !flush()) {
+    pollfd socket{socket_.get(), POLLOUT, 0};
+    static_cast<void>(::poll(&socket, 1, kFlushPollMs));
+  }
 }
 
 void Channel::flush_locked() {
@@ -101,11 +111,11 @@ void Channel::process(wire::RmaMessageType type, std::span<const std::uint8_t> b
       received_.push_back(std::move(*exchange));
       return;
     }
-    case wire::RmaMessageType::kLaneFenced: {
-      Result<wire::RmaLaneFenced> fenced = wire::decode_rma_lane_fenced(body);
-      if (!fenced) return set_end(End::kLost, fenced.error().operation);
-      if (fenced_.size() == kMaxFenced) return set_end(End::kLost, "more messages than lanes");
-      fenced_.push_back(std::move(*fenced));
+    case wire::RmaMessageType::kLane: {
+      Result<wire::RmaLane> lane = wire::decode_rma_lane(body);
+      if (!lane) return set_end(End::kLost, lane.error().operation);
+      if (lanes_.size() == kMaxLaneMessages) return set_end(End::kLost, "more messages about lanes than can be");
+      lanes_.push_back(std::move(*lane));
       return;
     }
     case wire::RmaMessageType::kClose:
@@ -133,11 +143,11 @@ std::optional<wire::RmaExchange> Channel::take() {
   return next;
 }
 
-std::optional<wire::RmaLaneFenced> Channel::take_fenced() {
+std::optional<wire::RmaLane> Channel::take_lane() {
   const MutexLock lock(mutex_);
-  if (fenced_.empty()) return std::nullopt;
-  wire::RmaLaneFenced next = std::move(fenced_.front());
-  fenced_.pop_front();
+  if (lanes_.empty()) return std::nullopt;
+  wire::RmaLane next = std::move(lanes_.front());
+  lanes_.pop_front();
   return next;
 }
 

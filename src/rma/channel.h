@@ -34,13 +34,15 @@ class Channel {
   void send(const std::vector<std::uint8_t>& message) VERBATIM_EXCLUDES(mutex_);
   // Sends what the socket accepts. True: all is sent. A send that fails ends the connection.
   bool flush() VERBATIM_EXCLUDES(mutex_);
+  // The same as send; then waits until the socket has accepted all, or `stops` is set.
+  void send_all(const std::vector<std::uint8_t>& message, const std::atomic<bool>& stops) VERBATIM_EXCLUDES(mutex_);
   // Sends a last message if the socket accepts it at once; the other rank reads the end of the connection behind it.
   void send_last(const std::vector<std::uint8_t>& message) VERBATIM_EXCLUDES(mutex_);
 
   // Reads what has arrived.
   void receive() VERBATIM_EXCLUDES(mutex_);
-  // The next message of a lane that was received.
-  std::optional<wire::RmaLaneFenced> take_fenced() VERBATIM_EXCLUDES(mutex_);
+  // The next message about a lane that was received.
+  std::optional<wire::RmaLane> take_lane() VERBATIM_EXCLUDES(mutex_);
   // The next message of a collective call that was received.
   std::optional<wire::RmaExchange> take() VERBATIM_EXCLUDES(mutex_);
 
@@ -65,7 +67,7 @@ class Channel {
   std::vector<std::uint8_t> incoming_ VERBATIM_GUARDED_BY(mutex_);  // header, later header and body
   std::size_t filled_ VERBATIM_GUARDED_BY(mutex_) = 0;
   std::deque<wire::RmaExchange> received_ VERBATIM_GUARDED_BY(mutex_);
-  std::deque<wire::RmaLaneFenced> fenced_ VERBATIM_GUARDED_BY(mutex_);
+  std::deque<wire::RmaLane> lanes_ VERBATIM_GUARDED_BY(mutex_);
   std::string reason_ VERBATIM_GUARDED_BY(mutex_);
   std::atomic<std::uint64_t> ended_ns_{0};
   std::atomic<End> end_{End::kOpen};

@@ -21,7 +21,7 @@ CollComm::CollComm(const CollSettings& settings, std::vector<const Port*> ports,
     : settings_(settings),
       ports_(std::move(ports)),
       ranks_(std::move(peers), rank, settings.config.connect_timeout_s, failures_,
-             [this](const PeerRank& peer) { pass_on_fenced(peer); }),
+             [this](const PeerRank& peer) { pass_on_lanes(peer); }),
       failures_([this](const std::string& text) { tell_failure(text); }) {}
 
 Result<std::unique_ptr<CollComm>> CollComm::create(const CollSettings& settings, std::vector<const Port*> ports,
@@ -108,7 +108,11 @@ Result<ContextSet*> CollComm::create_locked(const ContextSetupRequest& request) 
   if (failures_.has_failed()) return Error{failures_.kind(), 0, "createContext after a failure", true};
   remove_destroyed();
   std::vector<std::uint32_t> scratch_lkeys;
-  for (std::size_t i = 0; i < ports_.size(); ++i) scratch_lkeys.push_back(scratch_->lkey(i));
+  std::vector<std::uint32_t> scratch_rkeys;
+  for (std::size_t i = 0; i < ports_.size(); ++i) {
+    scratch_lkeys.push_back(scratch_->lkey(i));
+    scratch_rkeys.push_back(scratch_->rkey(i));
+  }
   ContextSetup setup(request, ports_,
                      {.owner = *this,
                       .config = settings_.config,
@@ -119,6 +123,7 @@ Result<ContextSet*> CollComm::create_locked(const ContextSetupRequest& request) 
                       .ports = {},
                       .port_counts = port_counts_,
                       .scratch_lkeys = std::move(scratch_lkeys),
+                      .scratch_rkeys = std::move(scratch_rkeys),
                       .scratch = reinterpret_cast<std::uint64_t>(scratch_->data()),
                       .max_recvs = settings_.max_recvs});
   Result<std::unique_ptr<ContextSet>> set = setup.run();
@@ -175,30 +180,36 @@ void CollComm::remove_destroyed() {
 void CollComm::add_lanes(ContextSet& set) {
   const MutexLock lock(lanes_mutex_);
   lanes_of_[set.number()] = &set;
-  for (const auto& [rank, fenced] : std::exchange(early_, {})) pass_on(rank, fenced);
+  newest_lanes_ = set.number() + 1;
+  for (const auto& [rank, message] : std::exchange(early_, {})) pass_on(rank, message);
 }
 
-void CollComm::pass_on(std::uint32_t rank, const wire::RmaLaneFenced& fenced) {
-  const auto found = lanes_of_.find(fenced.set);
+void CollComm::pass_on(std::uint32_t rank, const wire::RmaLane& message) {
+  const auto found = lanes_of_.find(message.set);
   if (found != lanes_of_.end()) {
-    return found->second->failover()->peer_fenced(found->second->peer_of(rank), fenced.lane, fenced.psns);
+    return found->second->failover()->receive(found->second->peer_of(rank), message);
   }
-  // Of a set that this rank has destroyed, nothing is needed any more.
-  const bool is_early = lanes_of_.empty() || fenced.set > lanes_of_.rbegin()->first;
-  if (is_early && early_.size() < kMaxEarly) early_.emplace_back(rank, fenced);
+  if (message.set >= newest_lanes_) {
+    if (early_.size() < kMaxEarly) early_.emplace_back(rank, message);
+  } else if (message.step == wire::RmaLaneStep::kFenced) {
+    // This rank has destroyed the set, and does not know any more what was executed.
+    wire::RmaLane answer = message;
+    answer.psns.clear();
+    ranks_.at(rank).channel->send(wire::encode_rma_lane(answer));
+  }
 }
 
 // The monitoring thread, or a collective call.
-void CollComm::pass_on_fenced(const PeerRank& peer) {
+void CollComm::pass_on_lanes(const PeerRank& peer) {
   const MutexLock lock(lanes_mutex_);
-  while (const std::optional<wire::RmaLaneFenced> fenced = peer.channel->take_fenced()) pass_on(peer.rank, *fenced);
+  while (const std::optional<wire::RmaLane> message = peer.channel->take_lane()) pass_on(peer.rank, *message);
 }
 
 // The monitoring thread.
 void CollComm::receive_from(const PeerRank& peer) noexcept {
   try {
     peer.channel->receive();
-    pass_on_fenced(peer);
+    pass_on_lanes(peer);
   } catch (...) {  // the connection may have ended all the same
     VERBATIM_WARN("no memory for what %s has sent", peer.name.c_str());
   }

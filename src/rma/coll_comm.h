@@ -100,8 +100,8 @@ class CollComm {
   // From the exchange of connect: how many ports each rank has. An error has been logged.
   Status read_port_counts(const std::vector<wire::RmaExchange>& received);
   void receive_from(const PeerRank& peer) noexcept;
-  void pass_on_fenced(const PeerRank& peer) VERBATIM_EXCLUDES(lanes_mutex_);
-  void pass_on(std::uint32_t rank, const wire::RmaLaneFenced& fenced) VERBATIM_REQUIRES(lanes_mutex_);
+  void pass_on_lanes(const PeerRank& peer) VERBATIM_EXCLUDES(lanes_mutex_);
+  void pass_on(std::uint32_t rank, const wire::RmaLane& message) VERBATIM_REQUIRES(lanes_mutex_);
   void add_lanes(ContextSet& set) VERBATIM_EXCLUDES(lanes_mutex_);
   void peer_ended(const PeerRank& peer) noexcept;
   void tell_failure(const std::string& text) const;
@@ -129,8 +129,9 @@ class CollComm {
   std::uint32_t sets_made_ VERBATIM_GUARDED_BY(mutex_) = 0;
   Mutex lanes_mutex_;
   std::map<std::uint32_t, ContextSet*> lanes_of_ VERBATIM_GUARDED_BY(lanes_mutex_);  // sets with several, by number
+  std::uint32_t newest_lanes_ VERBATIM_GUARDED_BY(lanes_mutex_) = 0;                 // later sets are not made yet
   // What peers have sent about sets that this rank has not finished.
-  std::vector<std::pair<std::uint32_t, wire::RmaLaneFenced>> early_ VERBATIM_GUARDED_BY(lanes_mutex_);
+  std::vector<std::pair<std::uint32_t, wire::RmaLane>> early_ VERBATIM_GUARDED_BY(lanes_mutex_);
   // A buffer whose registration as dma-buf has failed: the other ranks wait for the second call.
   std::optional<Buffer> repeats_ VERBATIM_GUARDED_BY(mutex_);
   // A buffer whose registration as dma-buf has failed because of another rank.

@@ -54,7 +54,7 @@ PathFacts ContextSet::known_facts(const PeerQueue& queue) const {
   } else {
     const LanePath& path = path_of(queue).lanes[lane];
     facts.remote = path.remote;
-    facts.remote->qp = path.remote_qps[queue.context];
+    facts.remote->qp = path.qps[queue.context].number;
     facts.mtu = path.path.mtu;
     facts.traffic_class = path.path.traffic_class;
     facts.service_level = path.path.service_level;
@@ -87,8 +87,13 @@ std::string ContextSet::describe(const PeerQueue& queue) const {
          std::to_string(queue.context);
 }
 
+const Request& ContextSet::request_of(std::uint64_t id) const {
+  if (!WorkId::is_flush(id)) return WorkId::request(id);
+  return queue_at(WorkId::context(id), static_cast<std::uint32_t>(paths_.size())).slots[WorkId::slot(id)];
+}
+
 Failure ContextSet::completion_failure(const ibv_wc& cause) const {
-  const Request& request = WorkId::request(cause.wr_id);
+  const Request& request = request_of(cause.wr_id);
   const PeerQueue& queue = *request.queue;
   const PathFacts path = facts(queue);
   FailedWork work;
@@ -104,11 +109,11 @@ void ContextSet::fail_completion(std::span<const ibv_wc> completions) noexcept {
   if (failures().has_failed() || is_end_of_lane(completions.front())) return;
   ibv_wc cause = completions.front();
   const auto examine = [&cause](const ibv_wc& completion) {
+    if (WorkId::is_of_lanes(completion.wr_id)) return;
     if (cause.status == IBV_WC_WR_FLUSH_ERR && completion.status != IBV_WC_SUCCESS) cause = completion;
   };
   for (const ibv_wc& completion : completions) examine(completion);
-  const PeerQueue& queue = *WorkId::request(cause.wr_id).queue;
-  ibv_cq* const cq = queue.qp_of(queue.lane.load(std::memory_order_relaxed))->send_cq;
+  ibv_cq* const cq = request_of(cause.wr_id).queue->active->send_cq;
   ibv_wc later{};
   for (int left = cq->cqe; left > 0 && cause.status == IBV_WC_WR_FLUSH_ERR; --left) {
     if (ibv_poll_cq(cq, 1, &later) <= 0) break;

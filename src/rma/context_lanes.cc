@@ -1,8 +1,10 @@
-// A set with several lanes: what is posted is remembered until it is acknowledged, and posted on the next lane when its
+// A set with several lanes: what is posted is remembered until it is acknowledged, and posted on another lane when its
 // lane has failed. A put may be executed twice: the same bytes, before anybody has been told of them. A signal must
 // not: the PSN that the peer's QP expects says whether it was executed. Everything in front of the last executed signal
 // was executed too, because the peer executes in order. Everything behind it is posted again, so that a signal and the
 // puts in front of it use one lane.
+#include <sched.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -48,63 +50,185 @@ void ContextSet::set_lane_keys(WorkRequest& work, const PeerQueue& queue, const 
 
 void ContextSet::note_sent(PeerQueue& queue, SentWork::Entry entry, std::uint64_t bytes) noexcept {
   const std::uint32_t lane = queue.lane.load(std::memory_order_relaxed);
-  queue.sent->add(entry, entry.signal ? 1 : packets_of(bytes, lane_path(queue, lane).mtu));
+  queue.sent->add(entry, entry.kind == SentWork::Kind::kSignal ? 1 : packets_of(bytes, lane_path(queue, lane).mtu));
 }
 
-// Whether it is only the end of its lane.
+// The end of a lane is not the end of the communicator.
 bool ContextSet::is_end_of_lane(const ibv_wc& completion) noexcept {
   if (failover_ == nullptr || failures().has_failed()) return false;
+  const std::uint64_t id = completion.wr_id;
+  if (WorkId::is_probe(id)) {
+    complete_of_lanes(id, false);
+    return true;
+  }
   const bool path = completion.status == IBV_WC_RETRY_EXC_ERR || completion.status == IBV_WC_WR_FLUSH_ERR ||
                     completion.status == IBV_WC_RESP_TIMEOUT_ERR;
-  PeerQueue& queue = *WorkId::request(completion.wr_id).queue;
-  const std::uint32_t lane = queue.lane.load(std::memory_order_relaxed);
+  PeerQueue& queue = *request_of(id).queue;
+  const std::uint32_t lane = WorkId::is_flush(id) ? WorkId::lane(id) : queue.lane.load(std::memory_order_relaxed);
+  // The first one of a QP has another status, except where the other end has moved its QP to ERR.
+  const char* const why = completion.status == IBV_WC_WR_FLUSH_ERR
+                              ? "its QP is in ERR; if the other end's log has an error, that is the cause"
+                              : lane_port(lane).device->verbs().wc_status_str(completion.status);
   try {
-    if (!path ||
-        !failover_->lane_failed(queue.peer, lane, lane_port(lane).device->verbs().wc_status_str(completion.status))) {
-      return false;
-    }
+    if (!path || !failover_->lane_failed(queue.peer, lane, why)) return false;
   } catch (...) {
     return false;
   }
-  queue.sent->add_flushed();
+  if (WorkId::is_flush(id)) {
+    complete_of_lanes(id, false);
+  } else {
+    queue.sent->add_flushed();
+  }
   return true;
+}
+
+void ContextSet::complete_of_lanes(std::uint64_t id, bool works) noexcept {
+  const std::uint32_t lane = WorkId::lane(id);
+  if (WorkId::is_probe(id)) return failover_->probe_ended(WorkId::peer(id), lane, works);
+  // Over a port that has failed no bytes of a peer can be on their way.
+  PeerQueue& own = queues_[WorkId::context(id) * queues_per_context_ + paths_.size()];
+  Request& request = own.slots[WorkId::slot(id)];
+  --flushes_under_way_[lane];
+  if (--request.posted != 0) return;
+  request.work.state = Request::State::kDone;
+  count_completed(request);
+}
+
+// A READ over each port: it ends behind the bytes that have arrived there.
+ErrorKind ContextSet::flush_ports(std::uint32_t context, const Memory& memory, void** request) noexcept {
+  const auto peer = static_cast<std::uint32_t>(paths_.size());
+  PeerQueue& own = queues_[context * queues_per_context_ + peer];
+  const Target target{static_cast<int>(context), own_rank()};
+  if (own.free_slot == nullptr) return log_refusal(target, "more requests than may be outstanding");
+  const auto most = *std::max_element(flushes_under_way_.begin(), flushes_under_way_.end());
+  if (most >= flush_work_) {
+    // As many are under way as a QP has entries. They end soon.
+    while (progress() == ErrorKind::kNone &&
+           *std::max_element(flushes_under_way_.begin(), flushes_under_way_.end()) >= flush_work_) {
+      ::sched_yield();
+    }
+  }
+  if (failures().has_failed()) return failures().kind();
+  Request& slot = *own.free_slot;
+  own.free_slot = slot.next;
+  slot.work = {Request::State::kPending, OperationKind::kFlush, 0, false};
+  slot.bytes = 1;
+  slot.posted = 0;
+  ++own.counts.begun[static_cast<std::size_t>(OperationKind::kFlush)];
+  for (std::uint32_t port = 0; port < parts_.ports.size(); ++port) {
+    if (!failover_->is_used(peer, port)) continue;
+    WorkRequest work;
+    work.request.sg_list = &work.segment;
+    work.request.num_sge = 1;
+    const Operation read{.local = parts_.scratch,
+                         .remote = memory.own.address,
+                         .bytes = 1,
+                         .lkey = parts_.scratch_lkeys[port],
+                         .rkey = memory.rkey_of(own_rank(), port)};
+    const auto index = static_cast<std::uint32_t>(&slot - own.slots.data());
+    fill_transfer(work, read, IBV_WR_RDMA_READ, WorkId::make_flush(context, index, port), IBV_SEND_SIGNALED);
+    ibv_send_wr* refused = nullptr;
+    if (const int returned = ibv_post_send(flush_qp(context, port), &work.request, &refused); returned != 0) {
+      fail_post(own, returned);
+      return failures().kind();
+    }
+    ++flushes_under_way_[port];
+    ++slot.posted;
+  }
+  if (slot.posted == 0) {
+    slot.work.state = Request::State::kDone;
+    count_completed(slot);
+  }
+  *request = &slot;
+  return ErrorKind::kNone;
+}
+
+bool ContextSet::find_lane(PeerQueue& queue) const noexcept {
+  const std::uint32_t lane = queue.lane.load(std::memory_order_relaxed);
+  const std::uint32_t wanted = failover_->lane_for(queue.peer);
+  if (wanted == lane && !queue.left_lane) return true;
+  if (!queue.left_lane && failover_->is_used(queue.peer, lane)) {
+    // It goes back to an earlier lane behind a signal, so that a signal and the puts in front of it use one lane.
+    if (queue.sent->ends_with_put()) return true;
+  }
+  if (wanted == kNoLane || (!queue.left_lane && queue.sent->size() != 0)) return false;
+  if (wanted < lane && !queue.left_lane && queue.context == 0) {
+    VERBATIM_INFO("RMA from rank %u to rank %u goes back to lane %u (%s)", own_rank(), rank_of(queue), wanted + 1,
+                  lane_port(wanted).name.c_str());
+  }
+  queue.sent->start(failover_->first_psn(queue.peer, wanted, queue.context));
+  queue.active = queue.qp_of(wanted);
+  queue.left_lane = false;
+  queue.lane.store(wanted, std::memory_order_release);
+  return true;
+}
+
+bool ContextSet::may_batch(const PeerQueue& queue, OperationKind kind, std::uint64_t bytes) const noexcept {
+  const bool whole = bytes <= max_message_bytes_ && (bytes != 0 || kind == OperationKind::kSignal);
+  return failover_ != nullptr && whole && queue.free_work >= entries_of(kind) && !queue.left_lane &&
+         failover_->lane_for(queue.peer) == queue.lane.load(std::memory_order_relaxed);
+}
+
+void ContextSet::add_to_batch(Target target, PeerQueue& queue, Request& request) noexcept {
+  if (batch_.queue() != &queue) {
+    if (!batch_.is_empty()) post_batch();
+    batch_.set_queue(&queue);
+    batch_target_ = target;
+  }
+  for (std::uint32_t entry = entries_of(request.work.kind); entry != 0; --entry) {
+    fill_piece(queue, request, batch_.add());
+    --queue.free_work;
+  }
+  if (batch_.is_full()) post_batch();
 }
 
 void ContextSet::look_after_lanes() noexcept {
   for (const UniqueCq& cq : further_cqs_) poll(cq.get());
+  if (!failover_->has_news()) return;
+  if (!batch_.is_empty()) post_batch();
   try {
-    if (failover_->has_changes()) leave_failed_lanes();
-  } catch (...) {
-    fail_poll();
+    take_lane_news();
+  } catch (...) {  // the news stay
+    VERBATIM_WARN("no memory to leave a lane of RMA at rank %u; it is tried again", own_rank());
   }
 }
 
-void ContextSet::leave_failed_lanes() {
-  const auto peers = static_cast<std::uint32_t>(queues_per_context_);
-  for (std::uint32_t peer = 0; peer < peers && !failures().has_failed(); ++peer) {
-    const std::uint32_t lane = queue_at(0, peer).lane.load(std::memory_order_relaxed);
-    if (!failover_->has_failed(peer, lane)) continue;
-    const std::optional<Failover::Psns> psns = failover_->fenced_by_both(peer, lane);
-    if (!psns) continue;
-    bool all_flushed = true;
-    for (std::uint32_t context = 0; context < contexts_; ++context) {
-      all_flushed = all_flushed && queue_at(context, peer).sent->all_flushed();
-    }
-    if (!all_flushed) continue;
-    std::size_t again = 0;
-    for (std::uint32_t context = 0; context < contexts_; ++context) {
-      again += leave_lane(queues_[context * queues_per_context_ + peer],
-                          context < psns->size() ? (*psns)[context] : wire::kNoPsn);
-    }
-    failover_->left_lane();
+void ContextSet::take_lane_news() {
+  for (const Failover::Left& failed : failover_->take_news()) {
+    leave_lane(failed);
     if (failures().has_failed()) return;
-    VERBATIM_INFO("RMA from rank %u to %s goes on over lane %u (%s); %zu operations are posted again", own_rank(),
-                  name_of_peer(peer).c_str(), lane + 2, lane_port(lane + 1).name.c_str(), again);
-    for (std::uint32_t context = 0; context < contexts_; ++context) {
-      post_held(queues_[context * queues_per_context_ + peer]);
-    }
-    --peer;  // the next lane may have failed too
   }
+  for (PeerQueue& queue : queues_) {
+    if (queue.held_first != nullptr) post_held(queue);
+  }
+}
+
+void ContextSet::leave_lane(const Failover::Left& failed) {
+  std::vector<PeerQueue*> busy;
+  for (std::uint32_t context = 0; context < contexts_; ++context) {
+    PeerQueue& queue = queues_[context * queues_per_context_ + failed.peer];
+    if (queue.left_lane || queue.lane.load(std::memory_order_relaxed) != failed.lane) continue;
+    if (queue.sent->size() == 0) {
+      queue.left_lane = true;
+    } else if (!queue.sent->all_flushed()) {
+      return;
+    } else {
+      busy.push_back(&queue);
+    }
+  }
+  if (!busy.empty() && !failed.psns) return;
+  std::size_t again = 0;
+  for (PeerQueue* const queue : busy) {
+    again += leave_lane(*queue, queue->context < failed.psns->size() ? (*failed.psns)[queue->context] : wire::kNoPsn);
+  }
+  if (failures().has_failed() || (is_own(failed.peer) && flushes_under_way_[failed.lane] != 0)) return;
+  failover_->left(failed.peer, failed.lane);
+  const std::uint32_t next = failover_->lane_for(failed.peer);
+  VERBATIM_INFO("RMA from rank %u to %s goes on over %s; %zu operations are posted again", own_rank(),
+                name_of_peer(failed.peer).c_str(),
+                next == kNoLane ? "the first lane that works again"
+                                : ("lane " + std::to_string(next + 1) + " (" + lane_port(next).name + ")").c_str(),
+                again);
 }
 
 // How many of the entries the peer has executed, up to the last signal; nullopt: not known.
@@ -113,7 +237,7 @@ std::optional<std::size_t> ContextSet::executed_entries(const SentWork& sent, st
   const bool is_plausible = psn != wire::kNoPsn && executed <= sent.posted();
   std::size_t number = 0;
   for (std::size_t i = 0; i < sent.size(); ++i) {
-    if (!sent[i].signal) continue;
+    if (sent[i].kind != SentWork::Kind::kSignal) continue;
     if (!is_plausible) return std::nullopt;
     if (sent[i].end <= executed) number = i + 1;
   }
@@ -151,8 +275,8 @@ std::size_t ContextSet::leave_lane(PeerQueue& queue, std::uint32_t psn) {
     queue.held_first = again[i - 1];
   }
   queue.held_work += std::exchange(queue.free_work, 0) + static_cast<std::uint32_t>(sent.size());
-  sent.clear();
-  queue.lane.store(queue.lane.load(std::memory_order_relaxed) + 1, std::memory_order_release);
+  sent.start(0);  // find_lane begins anew
+  queue.left_lane = true;
   return number;
 }
 

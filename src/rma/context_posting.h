@@ -169,7 +169,7 @@ template <OperationKind kKind>
 
 [[gnu::always_inline]] inline void ContextSet::post_batch() noexcept {
   const PeerQueue& queue = *batch_.queue();
-  if (const int returned = batch_.post(queue.qp.get()); returned != 0) [[unlikely]]
+  if (const int returned = batch_.post(queue.active); returned != 0) [[unlikely]]
     fail_post(queue, returned);
 }
 

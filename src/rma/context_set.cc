@@ -44,6 +44,7 @@ ErrorKind ContextSet::flush(Target target, const Memory* memory, void** request)
   if (memory == nullptr || !memory->device_memory || memory->own.bytes == 0 || parts_.config.flush_disabled) {
     return failures().kind();
   }
+  if (failover_ != nullptr) return flush_ports(static_cast<std::uint32_t>(target.context), *memory, request);
   target.rank = parts_.ranks.rank();
   const Operation read{.local = parts_.scratch,
                        .remote = memory->own.address,
@@ -132,8 +133,13 @@ ErrorKind ContextSet::start_held(Target target, PeerQueue& queue, OperationKind 
   slot.work = {Request::State::kPending, kind, entries_of(kind), false};
   slot.bytes = operation.bytes;
   slot.operation = operation;
+  slot.posted = 0;
   ++queue.counts.begun[static_cast<std::size_t>(kind)];
-  hold(queue, slot);
+  if (may_batch(queue, kind, operation.bytes)) {
+    add_to_batch(target, queue, slot);
+  } else {
+    hold(queue, slot);
+  }
   if (failures().has_failed()) return failures().kind();
   *request = &slot;
   return ErrorKind::kNone;
@@ -151,7 +157,6 @@ ErrorKind ContextSet::post_full_batch() noexcept {
 
 void ContextSet::hold(PeerQueue& queue, Request& request) noexcept {
   if (!batch_.is_empty()) post_batch();
-  request.posted = 0;
   (queue.held_first == nullptr ? queue.held_first : queue.held_last->next) = &request;
   request.next = nullptr;
   queue.held_last = &request;
@@ -160,7 +165,7 @@ void ContextSet::hold(PeerQueue& queue, Request& request) noexcept {
 
 void ContextSet::post_held(PeerQueue& queue) noexcept {
   queue.held_work += std::exchange(queue.free_work, 0);
-  if (failover_ != nullptr && failover_->has_failed(queue.peer, queue.lane.load(std::memory_order_relaxed))) return;
+  if (failover_ != nullptr && !find_lane(queue)) return;
   while (queue.held_first != nullptr && queue.held_work != 0) {
     Request& request = *queue.held_first;
     if (!post_piece(queue, request)) return;
@@ -171,39 +176,46 @@ void ContextSet::post_held(PeerQueue& queue) noexcept {
   if (queue.held_first == nullptr) queue.free_work = std::exchange(queue.held_work, 0);
 }
 
-bool ContextSet::post_piece(PeerQueue& queue, Request& request) noexcept {
-  WorkRequest work;
-  work.request.sg_list = &work.segment;
-  work.request.num_sge = 1;
+void ContextSet::fill_piece(PeerQueue& queue, Request& request, WorkRequest& work) noexcept {
   const bool ends_with_data = !has_signal(request.work.kind);
   Operation piece = request.operation;
   piece.bytes = std::min(request.bytes - request.posted, max_message_bytes_);
   SentWork::Entry entry{.request = &request, .start = request.posted};
   if (!ends_with_data && request.posted == request.bytes) {
     request.work.signal_posted = true;
-    entry.signal = entry.last = true;
+    entry.kind = SentWork::Kind::kSignal;
+    entry.last = true;
     fill_add(work, request.operation, WorkId::make_piece(request, true));
   } else {
     piece.local += request.posted;
     piece.remote += request.posted;
     request.posted += piece.bytes;
     entry.last = ends_with_data && request.posted == request.bytes;
+    if (reads(request.work.kind)) entry.kind = SentWork::Kind::kGet;
     fill_transfer(work, piece, reads(request.work.kind) ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE,
                   WorkId::make_piece(request, entry.last), IBV_SEND_SIGNALED);
     if (piece.bytes == 0) work.request.num_sge = 0;
   }
-  --queue.held_work;
   if (failover_ != nullptr) {
-    set_lane_keys(work, queue, request.operation, entry.signal);
+    set_lane_keys(work, queue, request.operation, entry.kind == SentWork::Kind::kSignal);
     note_sent(queue, entry, piece.bytes);
   }
+}
+
+bool ContextSet::post_piece(PeerQueue& queue, Request& request) noexcept {
+  WorkRequest work;
+  work.request.sg_list = &work.segment;
+  work.request.num_sge = 1;
+  fill_piece(queue, request, work);
+  --queue.held_work;
   ibv_send_wr* refused = nullptr;
-  const int returned = ibv_post_send(queue.qp_of(queue.lane.load(std::memory_order_relaxed)), &work.request, &refused);
+  const int returned = ibv_post_send(queue.active, &work.request, &refused);
   if (returned != 0) fail_post(queue, returned);
   return returned == 0;
 }
 
 void ContextSet::complete_piece(std::uint64_t id) noexcept {
+  if (WorkId::is_of_lanes(id)) return complete_of_lanes(id, true);
   Request& request = WorkId::request(id);
   PeerQueue& queue = *request.queue;
   ++queue.counts.pieces;
@@ -261,6 +273,12 @@ bool ContextSet::finish(std::uint64_t deadline_ns) noexcept {
   return false;
 }
 
+std::size_t ContextSet::qps() const {
+  std::size_t number = flush_qps_.size();
+  for (const PeerQueue& queue : queues_) number += 1 + queue.further_qps.size();
+  return number;
+}
+
 bool ContextSet::has_outstanding() const noexcept {
   for (const PeerQueue& queue : queues_) {
     for (const Request& request : queue.slots) {
@@ -274,6 +292,8 @@ void ContextSet::abort() const {
   for (const PeerQueue& queue : queues_) {
     for (std::uint32_t lane = 0; lane <= queue.further_qps.size(); ++lane) {
       const Port& port = lane_port(lane);
+      // One that is not used has nothing outstanding, and may be in any state.
+      if (failover_ != nullptr && !failover_->is_used(queue.peer, lane)) continue;
       const Status moved = to_error(queue.qp_of(lane), *port.device);
       if (!moved) VERBATIM_WARN("%s: %s", port.name.c_str(), to_string(moved.error()).c_str());
     }

@@ -7,9 +7,9 @@
 //   get     RDMA READ
 //   flush   RDMA READ of own memory over the QP to oneself: it completes after the writes that have arrived before
 //
-// With several lanes (failover.h) each is posted at once, and remembered until it is acknowledged. Otherwise
-// they are posted by the next test or progress of the set, by a call for another QP, or when a batch is full, so that a
-// burst to one peer needs one doorbell.
+// They are posted by the next test or progress of the set, by a call for another QP, or when a batch is full, so that a
+// burst to one peer needs one doorbell. With several lanes (failover.h) each is also remembered until it is
+// acknowledged, and a flush reads over the ports of all lanes: nobody knows by which one the peer's bytes came.
 //
 // Threads: one at a time calls put, get, flush, test and progress of a set. has_error is any thread's. This data path
 // takes no lock and, unless something fails, makes no system call, allocates nothing and logs nothing.
@@ -144,7 +144,7 @@ struct Request {
   };
   Work work = {};
   // Of one that is held back because the send queue has no room for it, or because it has several pieces.
-  std::uint64_t posted = 0;  // bytes
+  std::uint64_t posted = 0;  // bytes; of a flush over several ports: READs that have not completed
   Operation operation = {};
 };
 
@@ -161,7 +161,9 @@ struct PeerQueue {
   QueueCounts counts;
   std::vector<Request> slots;
   std::vector<UniqueQp> further_qps;   // of the other lanes
+  ibv_qp* active = nullptr;            // of the lane in use
   std::atomic<std::uint32_t> lane{0};  // in use; the data path's thread writes it
+  bool left_lane = false;              // `lane` was left: the next post needs one
   std::unique_ptr<SentWork> sent;      // in a set with several lanes
 
   ibv_qp* qp_of(std::uint32_t which) const { return which == 0 ? qp.get() : further_qps[which - 1].get(); }
@@ -169,8 +171,10 @@ struct PeerQueue {
 
 // A lane to one rank.
 struct LanePath {
-  PathEnd remote;                         // without QP
-  std::vector<std::uint32_t> remote_qps;  // by context
+  PathEnd remote;                  // without QP
+  QpAddress address;               // without QP
+  std::vector<wire::HelloQp> qps;  // by context
+  std::uint8_t reads = 0;          // READs and atomics that a QP there executes at a time
   QpPath path;
 };
 
@@ -191,8 +195,9 @@ struct ContextSetParts {
   std::vector<Port> ports;                   // own ones, up to date: the first is that of the device
   std::vector<std::uint8_t> port_counts;     // by rank
   std::vector<std::uint32_t> scratch_lkeys;  // by port
-  std::uint64_t scratch = 0;                 // address of 8 bytes that atomics and flushes write, and nobody reads
-  unsigned max_recvs = 1;                    // 32 times as many requests of a context and a peer can be outstanding
+  std::vector<std::uint32_t> scratch_rkeys;
+  std::uint64_t scratch = 0;  // address of 8 bytes that atomics and flushes write, and nobody reads
+  unsigned max_recvs = 1;     // 32 times as many requests of a context and a peer can be outstanding
 };
 
 class ContextSet {
@@ -248,6 +253,15 @@ class ContextSet {
   std::string name_of_peer(const PeerQueue& queue) const { return name_of_peer(queue.peer); }
   // nullptr: there is one lane to each rank.
   Failover* failover() const { return failover_.get(); }
+  QpPath lane_path(const PeerQueue& queue, std::uint32_t lane) const;
+  // For flushes over the port of a lane to oneself, in a set with several lanes.
+  ibv_qp* flush_qp(std::uint32_t context, std::uint32_t lane) const {
+    return flush_qps_[context * parts_.ports.size() + lane].get();
+  }
+  // Whether the device of a lane says which PSN a QP expects.
+  bool reports_psns(std::uint32_t lane) const { return reports_psns_[lane % reports_psns_.size()]; }
+  // QPs of all lanes.
+  std::size_t qps() const;
   // kNoPeer: not spoken to, or oneself.
   std::uint32_t peer_of(std::uint32_t rank) const { return rank == own_rank() ? kNoPeer : peer_of_rank_[rank]; }
   // Of a rank that is spoken to, not of oneself.
@@ -290,7 +304,8 @@ class ContextSet {
   ErrorKind post_full_batch() noexcept;
   void hold(PeerQueue& queue, Request& request) noexcept;
   void post_held(PeerQueue& queue) noexcept;
-  // The next work request of one that is held back.
+  // Fills in the next work request of a request, whose queue has room for it.
+  void fill_piece(PeerQueue& queue, Request& request, WorkRequest& work) noexcept;
   bool post_piece(PeerQueue& queue, Request& request) noexcept;
   void poll(ibv_cq* cq) noexcept;
   static void count_completed(const Request& request) noexcept;
@@ -304,18 +319,27 @@ class ContextSet {
   void fail_poll() noexcept;
   // The first of `completions` has failed.
   void fail_completion(std::span<const ibv_wc> completions) noexcept;
+  // Not of a probe.
+  const Request& request_of(std::uint64_t id) const;
   Failure completion_failure(const ibv_wc& cause) const;
   bool has_outstanding() const noexcept;
   // Of a set with several lanes: context_lanes.cc.
   void look_after_lanes() noexcept;
-  void leave_failed_lanes();
+  void take_lane_news();
+  void leave_lane(const Failover::Left& failed);
   std::size_t leave_lane(PeerQueue& queue, std::uint32_t psn);
+  // False: the queue cannot post now.
+  bool find_lane(PeerQueue& queue) const noexcept;
+  // Whether the request can be put in the batch.
+  bool may_batch(const PeerQueue& queue, OperationKind kind, std::uint64_t bytes) const noexcept;
+  void add_to_batch(Target target, PeerQueue& queue, Request& request) noexcept;
+  ErrorKind flush_ports(std::uint32_t context, const Memory& memory, void** request) noexcept;
+  void complete_of_lanes(std::uint64_t id, bool works) noexcept;
   static std::optional<std::size_t> executed_entries(const SentWork& sent, std::uint32_t psn);
   void note_sent(PeerQueue& queue, SentWork::Entry entry, std::uint64_t bytes) noexcept;
   bool is_end_of_lane(const ibv_wc& completion) noexcept;
   void set_lane_keys(WorkRequest& work, const PeerQueue& queue, const Operation& operation, bool signal) const;
   std::uint32_t rank_of(const PeerQueue& queue) const;
-  QpPath lane_path(const PeerQueue& queue, std::uint32_t lane) const;
   void fail_unknown(const PeerQueue& queue) noexcept;
   // With the state of the port now.
   PathFacts facts(const PeerQueue& queue) const;
@@ -337,7 +361,12 @@ class ContextSet {
   std::uint64_t max_message_bytes_ = 0;
   std::uint64_t connected_ns_ = 0;
   std::vector<std::shared_ptr<const PortCounters>> counters_;  // of the ports, when the contexts were connected
-  std::unique_ptr<Failover> failover_;                         // ends first: it uses the QPs
+  // Of a set with several lanes.
+  std::vector<UniqueQp> flush_qps_;               // context by context, in each by port
+  std::vector<std::uint32_t> flushes_under_way_;  // READs on the flush QPs, by port
+  std::uint32_t flush_work_ = 0;                  // entries of the send queue of a flush QP
+  std::vector<bool> reports_psns_;                // by port
+  std::unique_ptr<Failover> failover_;            // ends first: it uses the QPs
 };
 
 }  // namespace verbatim::rma

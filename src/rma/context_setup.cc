@@ -1,5 +1,6 @@
 #include "rma/context_setup.h"
 
+#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -16,6 +17,7 @@
 #include "net/diagnose/diagnosis.h"
 #include "net/transfer/endpoint.h"
 #include "net/transfer/endpoint_block.h"
+#include "rma/lane_qps.h"
 #include "rma/queue_order.h"
 #include "verbs/device.h"
 #include "verbs/errors.h"
@@ -30,9 +32,8 @@ constexpr std::uint32_t kWorkPerRequest = 2;
 constexpr std::uint32_t kMaxPieceBytes = 1U << 30;
 constexpr unsigned kResolvePauseUs = 20'000;
 
-QpAddress address_of(const wire::RmaOfferedLane& offer, std::uint32_t qp_num) {
+QpAddress address_of(const wire::RmaOfferedLane& offer) {
   QpAddress address;
-  address.qp_num = qp_num;
   address.lid = offer.device.lid;
   address.link_layer = offer.device.link_layer;
   address.grh_required = offer.device.grh_required;
@@ -93,7 +94,7 @@ std::uint32_t ContextSetup::work_of(bool to_oneself) const {
   int max_cqe = INT_MAX;
   for (const Port& port : parts_.ports) max_cqe = std::min(max_cqe, port.device->attributes().max_cqe);
   const auto contexts = static_cast<std::size_t>(request_.contexts);
-  const std::size_t shares = contexts * (peers_.size() + 2);  // the QP to oneself has two
+  const std::size_t shares = contexts * (peers_.size() + 4);  // the QP to oneself has two, that of flushes too
   const std::size_t share = static_cast<std::size_t>(std::max(max_cqe, 0)) / shares;
   const std::size_t wanted = std::min(std::size_t{kWorkPerRequest} * slots_of(false), share);
   return static_cast<std::uint32_t>(wanted * (to_oneself ? 2 : 1));
@@ -101,10 +102,15 @@ std::uint32_t ContextSetup::work_of(bool to_oneself) const {
 
 Status ContextSetup::create() {
   failed_step_ = "creating QPs";
+  const bool single = known_ports_.size() == 1;
   for (const Port* const known : known_ports_) {
-    Result<Port> port = refresh_port(*known, parts_.config, LogLevel::kWarn);
-    if (!port) return port.error();
-    parts_.ports.push_back(std::move(*port));
+    const auto state = known->device->verbs().port_attributes(known->device->context(), known->port_num);
+    const bool up = single || (state && state->state == IBV_PORT_ACTIVE);
+    Result<Port> port = refresh_port(*known, parts_.config, single ? LogLevel::kWarn : LogLevel::kInfo);
+    if (!port && single) return port.error();
+    // Another lane can be used until this port is up.
+    ports_up_.push_back(up && port);
+    parts_.ports.push_back(port ? std::move(*port) : *known);
   }
   if (work_of(false) < kWorkPerRequest) return Error{ErrorKind::kUsage, ENOMEM, "ibv_create_cq"};
   set_ = std::make_unique<ContextSet>(parts_, static_cast<std::size_t>(request_.contexts), peers_.size());
@@ -116,6 +122,13 @@ Status ContextSetup::create() {
   return create_queues();
 }
 
+bool ContextSetup::has_several_lanes() const {
+  for (std::size_t peer = 0; peer <= peers_.size(); ++peer) {
+    if (lanes_to(peer) > 1) return true;
+  }
+  return false;
+}
+
 std::uint32_t ContextSetup::lanes_to(std::size_t peer) const {
   const std::size_t theirs = peer == peers_.size() ? 1 : parts_.port_counts[peers_[peer]];
   return static_cast<std::uint32_t>(std::max(parts_.ports.size(), theirs));
@@ -123,8 +136,9 @@ std::uint32_t ContextSetup::lanes_to(std::size_t peer) const {
 
 // One for each device. Only one lane to a peer has outstanding work requests at a time.
 Status ContextSetup::create_cqs() {
+  const std::size_t to_oneself = work_of(true) * (has_several_lanes() ? 2U : 1U);  // that of flushes too
   const std::size_t entries =
-      static_cast<std::size_t>(request_.contexts) * (peers_.size() * work_of(false) + work_of(true));
+      static_cast<std::size_t>(request_.contexts) * (peers_.size() * work_of(false) + to_oneself);
   for (const Port& port : parts_.ports) {
     const Device& device = *port.device;
     const Verbs& verbs = device.verbs();
@@ -195,11 +209,26 @@ Status ContextSetup::create_further_queues(const std::vector<QueuePosition>& ord
       queue.further_qps.push_back(std::move(one->qp));
     }
   }
+  return has_several_lanes() ? create_flush_queues() : Status();
+}
+
+Status ContextSetup::create_flush_queues() {
+  set_->flush_work_ = slots_of(true);
+  set_->flushes_under_way_.resize(parts_.ports.size());
+  for (int context = 0; context < request_.contexts; ++context) {
+    for (const Port& port : parts_.ports) {
+      Result<RcQp> one = create_queue(port, true);
+      if (!one) return one.error();
+      set_->flush_work_ = std::min(set_->flush_work_, one->send_wr);
+      set_->flush_qps_.push_back(std::move(one->qp));
+    }
+  }
   return {};
 }
 
 void ContextSetup::prepare(PeerQueue& queue, RcQp& made) {
   queue.qp = std::move(made.qp);
+  queue.active = queue.qp.get();
   queue.free_work = made.send_wr;
   const bool own = queue.peer == peers_.size();
   set_->queue_of_[queue.context * parts_.ranks.ranks() + (own ? parts_.ranks.rank() : peers_[queue.peer])] = &queue;
@@ -273,7 +302,6 @@ Status ContextSetup::read_offers(const std::vector<wire::RmaExchange>& received)
     for (std::uint32_t lane = 0; lane < offer->lanes.size(); ++lane) {
       path.lanes.push_back(read_lane(offer->lanes[lane], set_->lane_port(lane), rank));
     }
-    offers_.push_back(std::move(*offer));
   }
   return {};
 }
@@ -287,10 +315,12 @@ LanePath ContextSetup::read_lane(const wire::RmaOfferedLane& offer, const Port& 
                  .device = offer.device.name,
                  .port = offer.device.port,
                  .gid_index = offer.device.gid_index,
-                 .gid = address_of(offer, 0).gid,
+                 .gid = address_of(offer).gid,
                  .mtu = static_cast<ibv_mtu>(offer.device.mtu),
                  .roce_version = static_cast<RoceVersion>(offer.roce_version)};
-  for (const wire::HelloQp& qp : offer.qps) path.remote_qps.push_back(qp.number);
+  path.address = address_of(offer);
+  path.qps = offer.qps;
+  path.reads = offer.device.responder_reads;
   path.path.mtu = static_cast<ibv_mtu>(std::min<int>(port.active_mtu, offer.device.mtu));
   path.path.traffic_class =
       config.traffic_class.value_or(static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class));
@@ -303,14 +333,28 @@ LanePath ContextSetup::read_lane(const wire::RmaOfferedLane& offer, const Port& 
 Status ContextSetup::connect() {
   failed_step_ = "connecting QPs";
   const std::uint64_t deadline_ns = monotonic_ns() + parts_.config.connect_timeout_s * kNanosecondsPerSecond;
-  for (const PeerQueue& queue : set_->queues_) {
-    for (std::uint32_t lane = 0; lane < lanes_to(queue.peer); ++lane) {
-      const Status connected = connect_lane(queue, lane, deadline_ns);
-      if (!connected) return connected.error();
+  for (std::uint32_t peer = 0; peer <= peers_.size(); ++peer) {
+    const std::uint32_t lanes = lanes_to(peer);
+    const std::size_t failed_before = failed_lanes_.size();
+    for (std::uint32_t lane = 0; lane < lanes; ++lane) {
+      Status connected;
+      if (!ports_up_[lane % ports_up_.size()]) connected = Error{ErrorKind::kSystem, 0, "its link is down"};
+      for (std::uint32_t context = 0; connected && context < set_->contexts(); ++context) {
+        connected = connect_lane(set_->queue_at(context, peer), lane, lanes == 1 ? deadline_ns : 0);
+      }
+      if (connected) continue;
+      failed_lanes_.push_back({peer, lane, connected.error()});
+      if (failed_lanes_.size() - failed_before == lanes) {
+        failed_step_ = "connecting QPs to " + set_->name_of_peer(peer);
+        return connected.error();
+      }
     }
   }
   for (const Port& port : parts_.ports) {
     set_->counters_.push_back(port.device->history().recent_counters(port.port_num));
+  }
+  if (has_several_lanes()) {
+    if (const Status connected = connect_flush_queues(); !connected) return connected.error();
   }
   set_->connected_ns_ = monotonic_ns();
   prepare_failover();
@@ -318,44 +362,92 @@ Status ContextSetup::connect() {
 }
 
 Status ContextSetup::connect_lane(const PeerQueue& queue, std::uint32_t lane, std::uint64_t deadline_ns) {
-  ibv_qp* const qp = queue.qp_of(lane);
-  const Port& port = set_->lane_port(lane);
-  const bool own = queue.peer == peers_.size();
-  const wire::RmaOfferedLane* const offer = own ? nullptr : &offers_[queue.peer].lanes[lane];
-  if (offer != nullptr && parts_.config.ece && offer->qps[queue.context].has_ece) {
-    const auto& ece = offer->qps[queue.context].ece;
-    const Result<bool> set = set_ece(qp, *port.device, {ece[0], ece[1], ece[2]});
-    if (!set) return set.error();
-  }
-  const QpAddress remote = own ? qp_address(port, qp) : address_of(*offer, offer->qps[queue.context].number);
-  const QpPath path = set_->lane_path(queue, lane);
-  const std::uint8_t reads = own ? responder_reads(*port.device) : offer->device.responder_reads;
-  if (reads == 0) return Error{ErrorKind::kUsage, 0, "READs and atomics, which the peer's device does not execute,"};
+  const LaneQp own{.qp = queue.qp_of(lane), .context = queue.context};
+  const auto connect = [&] {
+    return connect_qp(*set_, parts_.config, own, set_->lane_port(lane), {queue.peer, lane}, nullptr, {});
+  };
   // On RoCE the kernel resolves the address, and returns ETIMEDOUT when it has got no answer for a second.
-  Status moved = to_rtr(qp, port, remote, path);
-  while (!moved && moved.error().sys_errno == ETIMEDOUT && monotonic_ns() < deadline_ns) {
+  Status connected = connect();
+  while (!connected && connected.error().sys_errno == ETIMEDOUT && monotonic_ns() < deadline_ns) {
     ::usleep(kResolvePauseUs);
-    moved = to_rtr(qp, port, remote, path);
+    connected = connect();
   }
-  if (moved) moved = to_rts(qp, port, parts_.config.timeout, parts_.config.retry_count, reads);
-  if (moved) return {};
-  failed_step_ = "connecting QPs to " + set_->name_of_peer(queue);
-  return moved.error();
+  return connected;
+}
+
+Status ContextSetup::connect_flush_queues() {
+  const auto own = static_cast<std::uint32_t>(peers_.size());
+  for (std::uint32_t index = 0; index < parts_.ports.size(); ++index) {
+    set_->reports_psns_.push_back(true);
+    if (!ports_up_[index]) continue;
+    const Port& port = parts_.ports[index];
+    for (std::uint32_t context = 0; context < set_->contexts(); ++context) {
+      const LaneQp flush{.qp = set_->flush_qp(context, index), .context = context, .is_for_flushes = true};
+      const Status connected = connect_qp(*set_, parts_.config, flush, port, {own, index}, nullptr, {});
+      if (!connected) return connected.error();
+    }
+    const Result<bool> reports = reports_psns(port, index);
+    if (!reports && parts_.ports.size() == 1) return reports.error();
+    if (!reports) {
+      failed_lanes_.push_back({own, index, reports.error()});
+      continue;
+    }
+    set_->reports_psns_.back() = *reports;
+    if (*reports) continue;
+    VERBATIM_WARN(
+        "RMA: %s does not say which PSN a QP expects (rq_psn of ibv_query_qp): if its link fails while signals are "
+        "under way, the communicator fails. Next: look for another driver, or use devices that are not merged",
+        port.name.c_str());
+  }
+  return {};
+}
+
+Result<bool> ContextSetup::reports_psns(const Port& port, std::uint32_t index) {
+  ibv_qp* const qp = set_->flush_qp(0, index);
+  ibv_sge segment{parts_.scratch, 1, parts_.scratch_lkeys[index]};
+  ibv_send_wr read = {};
+  read.sg_list = &segment;
+  read.num_sge = 1;
+  read.opcode = IBV_WR_RDMA_READ;
+  read.send_flags = IBV_SEND_SIGNALED;
+  read.wr.rdma.remote_addr = parts_.scratch;
+  read.wr.rdma.rkey = parts_.scratch_rkeys[index];
+  ibv_send_wr* refused = nullptr;
+  if (const Status posted = check_errno("ibv_post_send", ibv_post_send(qp, &read, &refused)); !posted) {
+    return posted.error();
+  }
+  const std::uint64_t deadline_ns = monotonic_ns() + kNanosecondsPerSecond;
+  ibv_wc completion{};
+  while (ibv_poll_cq(qp->send_cq, 1, &completion) == 0) {
+    if (monotonic_ns() > deadline_ns) return Error{ErrorKind::kSystem, ETIMEDOUT, "READ of own memory"};
+    ::sched_yield();
+  }
+  if (completion.status != IBV_WC_SUCCESS) return Error{ErrorKind::kSystem, EIO, "READ of own memory"};
+  const Result<std::uint32_t> psn = expected_psn(qp, *port.device);
+  if (!psn) return psn.error();
+  return *psn == 1;
 }
 
 void ContextSetup::prepare_failover() {
+  if (!has_several_lanes()) return;
   std::vector<std::uint32_t> lanes;
   for (std::size_t peer = 0; peer <= peers_.size(); ++peer) lanes.push_back(lanes_to(peer));
-  if (*std::max_element(lanes.begin(), lanes.end()) == 1) return;
   for (PeerQueue& queue : set_->queues_) queue.sent = std::make_unique<SentWork>(queue.free_work);
   const ContextSet& set = *set_;
   PeerRanks& ranks = parts_.ranks;
   set_->failover_ = std::make_unique<Failover>(
-      set, lanes, [&set, &ranks](std::uint32_t peer, std::uint32_t lane, const Failover::Psns& psns) {
+      set, parts_.config, lanes,
+      [&set, &ranks](std::uint32_t peer, const wire::RmaLane& message, const std::atomic<bool>& stops) {
         const std::uint32_t rank = set.path_of(set.queue_at(0, peer)).rank;
-        ranks.at(rank).channel->send(wire::encode_rma_lane_fenced({set.number(), lane, psns}));
+        ranks.at(rank).channel->send_all(wire::encode_rma_lane(message), stops);
       });
   parts_.failures.set_lanes();
+  for (std::size_t port = 0; port < parts_.ports.size(); ++port) {
+    if (!ports_up_[port]) set_->failover_->port_down(*parts_.ports[port].device, parts_.ports[port].port_num);
+  }
+  for (const FailedLane& failed : failed_lanes_) {
+    static_cast<void>(set_->failover_->lane_failed(failed.peer, failed.lane, to_string(failed.error)));
+  }
 }
 
 Result<std::vector<wire::RmaExchange>> ContextSetup::exchange(wire::RmaCall call, const Status& own) {
@@ -394,9 +486,8 @@ void ContextSetup::log_success() const {
     further += (port == 1 ? "; if that fails: " : ", ") + parts_.ports[port].name;
   }
   VERBATIM_INFO("RMA: rank %u of %u has %d contexts to %zu peers on %s: %zu QPs, %s%s", parts_.ranks.rank(),
-                parts_.ranks.ranks(), request_.contexts, peers_.size(), set_->port().name.c_str(),
-                set_->queues().size(), parts_.config.qp_order == QpOrder::kNative ? "native" : "staggered",
-                further.c_str());
+                parts_.ranks.ranks(), request_.contexts, peers_.size(), set_->port().name.c_str(), set_->qps(),
+                parts_.config.qp_order == QpOrder::kNative ? "native" : "staggered", further.c_str());
 }
 
 void ContextSetup::dump_queues() const {

@@ -48,7 +48,14 @@ class ContextSetup {
   Status read_offers(const std::vector<wire::RmaExchange>& received);
   LanePath read_lane(const wire::RmaOfferedLane& offer, const Port& port, const PeerRank& rank) const;
   Status connect();
+  // The ports of the lane are up here.
   Status connect_lane(const PeerQueue& queue, std::uint32_t lane, std::uint64_t deadline_ns);
+  // Of a set with several lanes: a QP for each context and port.
+  Status create_flush_queues();
+  Status connect_flush_queues();
+  // Whether the device of a port says which PSN a QP expects: asks a QP that has executed one packet.
+  Result<bool> reports_psns(const Port& port, std::uint32_t index);
+  bool has_several_lanes() const;
   void prepare_failover();
   // Gives the outcome of this rank to the others. An error, of this rank or of another one, has been logged.
   Result<std::vector<wire::RmaExchange>> exchange(wire::RmaCall call, const Status& own);
@@ -65,8 +72,15 @@ class ContextSetup {
   ContextSetParts parts_;
   std::vector<std::uint32_t> peers_;  // ranks that are spoken to, in ring order
   std::unique_ptr<ContextSet> set_;
-  std::vector<wire::RmaOffer> offers_;  // by peer
-  std::string failed_step_;             // for messages
+  std::vector<bool> ports_up_;  // by port
+  // Lanes that could not be connected now.
+  struct FailedLane {
+    std::uint32_t peer = 0;
+    std::uint32_t lane = 0;
+    Error error;
+  };
+  std::vector<FailedLane> failed_lanes_;
+  std::string failed_step_;  // for messages
 };
 
 }  // namespace verbatim::rma

@@ -2,43 +2,106 @@
 
 #include <pthread.h>
 
+#include <algorithm>
+#include <chrono>
 #include <csignal>
+#include <cstring>
 #include <system_error>
 #include <utility>
 
 #include "base/log.h"
+#include "net/transfer/endpoint_block.h"
+#include "net/transfer/lane_renewal.h"
 #include "rma/context_set.h"
-#include "wire/rma.h"
+#include "rma/lane_qps.h"
+#include "rma/work_id.h"
+#include "verbs/errors.h"
 
 namespace verbatim::rma {
+namespace {
 
-Failover::Failover(const ContextSet& set, const std::vector<std::uint32_t>& lanes, Send send)
-    : set_(set), lane_counts_(lanes), send_(std::move(send)) {
+constexpr std::uint64_t kRetryNs = kNanosecondsPerSecond;
+// Of the pause after rounds in which the lane was not used: 32 s.
+constexpr unsigned kMaxDoublings = 6;
+// A device has less than 2^23 packets under way, and takes the 2^23 PSNs before the one that it expects for repeats.
+constexpr std::uint32_t kPsnsBetweenRounds = 1U << 22;
+
+}  // namespace
+
+Failover::Failover(const ContextSet& set, const Config& config, const std::vector<std::uint32_t>& lanes, Send send)
+    : set_(set),
+      config_(config),
+      lane_counts_(lanes),
+      send_(std::move(send)),
+      first_used_(std::make_unique<std::atomic<std::uint32_t>[]>(lanes.size())) {
   for (const std::uint32_t count : lane_counts_) lanes_.push_back(std::make_unique<Lane[]>(count));
 }
 
 Failover::~Failover() {
+  {
+    const MutexLock lock(mutex_);
+    stops_ = true;
+  }
+  wake_.notify_all();
   if (thread_.joinable()) thread_.join();
 }
 
-bool Failover::begin(std::uint32_t peer, std::uint32_t lane) {
-  const MutexLock lock(mutex_);
-  if (at(peer, lane).failed.load()) return false;
-  ++changes_;
-  at(peer, lane).failed = true;
-  jobs_.push_back({peer, lane});
-  start_thread();
-  return true;
+bool Failover::has_other(std::uint32_t peer, std::uint32_t lane) const {
+  for (std::uint32_t other = 0; other < lane_counts_[peer]; ++other) {
+    if (other != lane && is_used(peer, other)) return true;
+  }
+  return false;
+}
+
+void Failover::change(Lane& lane, Step step) {
+  lane.step = step;
+  ++lane.changes;
+}
+
+void Failover::set_used(std::uint32_t peer, std::uint32_t lane, bool used) {
+  at(peer, lane).used = used;
+  std::uint32_t first = 0;
+  while (first < lane_counts_[peer] && !is_used(peer, first)) ++first;
+  first_used_[peer] = first < lane_counts_[peer] ? first : kNoLane;
+  changed_ = true;
+}
+
+void Failover::begin_failure(std::uint32_t peer, std::uint32_t lane) {
+  Lane& failed = at(peer, lane);
+  const bool was_used = failed.step == Step::kUsed;
+  failed.unused_rounds = was_used ? 0 : std::min(failed.unused_rounds + 1, kMaxDoublings);
+  failed.due_ns = monotonic_ns() + (LaneRenewal::kHoldDownNs << failed.unused_rounds);
+  failed.fenced = false;
+  failed.peer_fenced = false;
+  failed.peer_offer.reset();
+  failed.peer_connected = false;
+  change(failed, Step::kFailed);
+  if (was_used) {
+    failed.left = false;
+    failed.executed.reset();
+    ++to_leave_;
+    set_used(peer, lane, false);
+  }
+  wake_thread();
 }
 
 bool Failover::lane_failed(std::uint32_t peer, std::uint32_t lane, const std::string& why) {
-  if (is_last(peer, lane)) return false;
-  if (!begin(peer, lane)) return true;
+  std::uint32_t next = kNoLane;
+  {
+    const MutexLock lock(mutex_);
+    const Lane& failed = at(peer, lane);
+    if (failed.step == Step::kFailed) return true;
+    if (failed.step == Step::kUsed && !has_other(peer, lane)) return false;
+    begin_failure(peer, lane);
+    next = lane_for(peer);
+  }
+  if (next == kNoLane) return true;
   VERBATIM_WARN(
-      "RMA from rank %u to %s: lane %u of %u (%s) has failed: %s; lane %u (%s) is used from now on. Next: look at this "
-      "port, its cable and its switch, at both ends",
+      "RMA from rank %u to %s: lane %u of %u (%s) has failed: %s; lane %u (%s) is used until it works again. Next: "
+      "look "
+      "at this port, its cable and its switch, at both ends",
       set_.own_rank(), set_.name_of_peer(peer).c_str(), lane + 1, lane_counts_[peer], set_.lane_port(lane).name.c_str(),
-      why.c_str(), lane + 2, set_.lane_port(lane + 1).name.c_str());
+      why.c_str(), next + 1, set_.lane_port(next).name.c_str());
   return true;
 }
 
@@ -46,46 +109,126 @@ void Failover::port_down(const Device& device, std::uint8_t port) {
   std::size_t left = 0;
   std::size_t last = 0;
   const Port* used = nullptr;
-  for (std::uint32_t peer = 0; peer < lane_counts_.size(); ++peer) {
-    for (std::uint32_t lane = 0; lane < lane_counts_[peer]; ++lane) {
-      const Port& own = set_.lane_port(lane);
-      if (own.device != &device || own.port_num != port) continue;
-      used = &own;
-      if (is_last(peer, lane)) {
-        last += set_.is_own(peer) ? 0U : 1U;
-      } else if (begin(peer, lane) && !set_.is_own(peer)) {
-        ++left;
+  {
+    const MutexLock lock(mutex_);
+    for (std::uint32_t peer = 0; peer < lane_counts_.size(); ++peer) {
+      for (std::uint32_t lane = 0; lane < lane_counts_[peer]; ++lane) {
+        const Port& own = set_.lane_port(lane);
+        const Step step = at(peer, lane).step;
+        if (own.device != &device || own.port_num != port || step == Step::kFailed) continue;
+        used = &own;
+        if (step == Step::kUsed && !has_other(peer, lane)) {
+          last += set_.is_own(peer) ? 0U : 1U;
+          continue;
+        }
+        begin_failure(peer, lane);
+        left += set_.is_own(peer) || step != Step::kUsed ? 0U : 1U;
       }
     }
   }
   if (left == 0) return;
   VERBATIM_WARN(
-      "RMA at rank %u: the link of %s is down: its lanes to %zu ranks are not used any more, and %zu have no other "
-      "one. "
-      "Next: look at this port, its cable and its switch",
+      "RMA at rank %u: the link of %s is down: its lanes to %zu ranks are not used until it is up again, and %zu ranks "
+      "have no other one. Next: look at this port, its cable and its switch",
       set_.own_rank(), used->name.c_str(), left, last);
 }
 
-void Failover::peer_fenced(std::uint32_t peer, std::uint32_t lane, const Psns& psns) {
-  if (peer >= lane_counts_.size() || lane >= lane_counts_[peer] || is_last(peer, lane)) return;
-  if (begin(peer, lane)) {
-    VERBATIM_INFO("RMA from rank %u to %s: lane %u of %u has failed at the other end", set_.own_rank(),
-                  set_.name_of_peer(peer).c_str(), lane + 1, lane_counts_[peer]);
+void Failover::receive(std::uint32_t peer, const wire::RmaLane& message) {
+  if (peer >= lane_counts_.size() || message.lane >= lane_counts_[peer] || set_.is_own(peer)) return;
+  bool first = false;
+  {
+    const MutexLock lock(mutex_);
+    Lane& lane = at(peer, message.lane);
+    const bool is_now = message.round == lane.round;
+    const bool is_next = message.round == lane.round + 1 && lane.step == Step::kFailed;
+    switch (message.step) {
+      case wire::RmaLaneStep::kFenced:
+        if (is_next) {
+          // The peer has offered the next round, and lost the lane again.
+          lane.round = message.round;
+          begin_failure(peer, message.lane);
+        } else if (!is_now) {
+          return;
+        } else if (lane.step != Step::kFailed) {
+          first = lane.step == Step::kUsed;
+          begin_failure(peer, message.lane);
+        }
+        lane.peer_fenced = true;
+        if (!lane.executed) lane.executed = message.psns;
+        changed_ = true;
+        break;
+      case wire::RmaLaneStep::kOffered:
+        if ((is_now && lane.step == Step::kOffered) || is_next) lane.peer_offer = message;
+        break;
+      case wire::RmaLaneStep::kConnected:
+        if (is_now && lane.step != Step::kFailed) lane.peer_connected = true;
+        break;
+    }
+    wake_thread();
   }
-  const MutexLock lock(mutex_);
-  if (!at(peer, lane).peer_psns) at(peer, lane).peer_psns = psns;
+  if (!first) return;
+  VERBATIM_INFO("RMA from rank %u to %s: lane %u of %u has failed at the other end", set_.own_rank(),
+                set_.name_of_peer(peer).c_str(), message.lane + 1, lane_counts_[peer]);
 }
 
-std::optional<Failover::Psns> Failover::fenced_by_both(std::uint32_t peer, std::uint32_t lane) {
+std::vector<Failover::Left> Failover::take_news() {
+  std::vector<Left> lanes;
   const MutexLock lock(mutex_);
-  if (!at(peer, lane).fenced) return std::nullopt;
-  return at(peer, lane).peer_psns;
+  changed_ = false;
+  for (std::uint32_t peer = 0; peer < lane_counts_.size(); ++peer) {
+    for (std::uint32_t lane = 0; lane < lane_counts_[peer]; ++lane) {
+      const Lane& failed = at(peer, lane);
+      if (failed.left || failed.step != Step::kFailed) continue;
+      lanes.push_back({peer, lane, failed.fenced ? failed.executed : std::nullopt});
+    }
+  }
+  return lanes;
 }
 
-void Failover::start_thread() {
-  if (running_) return;
-  running_ = true;
+void Failover::left(std::uint32_t peer, std::uint32_t lane) {
+  const MutexLock lock(mutex_);
+  if (std::exchange(at(peer, lane).left, true)) return;
+  --to_leave_;
+  wake_thread();
+}
+
+std::uint32_t Failover::first_psn(std::uint32_t peer, std::uint32_t lane, std::uint32_t context) const {
+  const MutexLock lock(mutex_);
+  const Psns& first = at(peer, lane).first;
+  return context < first.size() ? first[context] : 0;
+}
+
+void Failover::use(std::uint32_t peer, std::uint32_t lane) {
+  change(at(peer, lane), Step::kUsed);
+  set_used(peer, lane, true);
+  // Those that were kept because there was no other one.
+  const std::uint64_t now = monotonic_ns();
+  for (std::uint32_t other = 0; other < lane_counts_[peer]; ++other) {
+    const Port& port = set_.lane_port(other);
+    if (other == lane || at(peer, other).step != Step::kUsed) continue;
+    if (port.device->history().link_since(port.port_num, 0, now).down) begin_failure(peer, other);
+  }
+}
+
+void Failover::probe_ended(std::uint32_t peer, std::uint32_t lane, bool works) {
+  {
+    const MutexLock lock(mutex_);
+    Lane& probed = at(peer, lane);
+    probed.probing = false;
+    wake_thread();
+    if (probed.step != Step::kProbed) return;
+    if (!works) return begin_failure(peer, lane);
+    use(peer, lane);
+  }
+  VERBATIM_INFO("RMA from rank %u to %s: lane %u of %u (%s) works again", set_.own_rank(),
+                set_.name_of_peer(peer).c_str(), lane + 1, lane_counts_[peer], set_.lane_port(lane).name.c_str());
+}
+
+void Failover::wake_thread() {
+  if (running_) return wake_.notify_all();
+  if (stops_) return;
   if (thread_.joinable()) thread_.join();  // it has set running_ to false as its last step
+  running_ = true;
   // No signal of the application may be handled on a thread of the plugin.
   sigset_t all;
   sigset_t before;
@@ -101,45 +244,196 @@ void Failover::start_thread() {
   pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
+Failover::Action Failover::action_of(const Lane& lane, bool own, std::uint64_t now, std::uint64_t& due_ns) const {
+  switch (lane.step) {
+    case Step::kFailed:
+      if (!lane.fenced) return Action::kFence;
+      if (!lane.peer_fenced || !lane.left || lane.probing) return Action::kNothing;
+      if (now >= lane.due_ns) return Action::kOffer;
+      due_ns = std::min(due_ns, lane.due_ns);
+      break;
+    case Step::kOffered:
+      if (own || lane.peer_offer) return Action::kConnect;
+      break;
+    case Step::kConnected:
+      if (own || lane.peer_connected) return Action::kProbe;
+      break;
+    case Step::kUsed:
+    case Step::kProbed:
+      break;
+  }
+  return Action::kNothing;
+}
+
+Failover::Job Failover::next_job(std::uint64_t now, std::uint64_t& due_ns) {
+  for (std::uint32_t peer = 0; peer < lane_counts_.size(); ++peer) {
+    for (std::uint32_t index = 0; index < lane_counts_[peer]; ++index) {
+      const Lane& lane = at(peer, index);
+      const Action action = action_of(lane, set_.is_own(peer), now, due_ns);
+      if (action == Action::kNothing) continue;
+      return {action, peer, index, lane.round, lane.changes, lane.expected, lane.peer_offer};
+    }
+  }
+  return {};
+}
+
 void Failover::run() noexcept {
   while (true) {
     Job job;
-    {
-      const MutexLock lock(mutex_);
-      running_ = !jobs_.empty();
-      if (!running_) return;
-      job = jobs_.front();
-      jobs_.pop_front();
-    }
     try {
-      fence(job);
+      {
+        const MutexLock lock(mutex_);
+        constexpr std::uint64_t kNever = ~std::uint64_t{0};
+        std::uint64_t due_ns = kNever;
+        if (!stops_) job = next_job(monotonic_ns(), due_ns);
+        if (job.action == Action::kNothing) {
+          running_ = !stops_ && due_ns != kNever;
+          if (!running_) return;
+          const std::uint64_t now = monotonic_ns();
+          if (now < due_ns) wake_.wait_for(mutex_, std::chrono::nanoseconds(due_ns - now));
+          continue;
+        }
+      }
+      perform(job);
     } catch (...) {
-      VERBATIM_WARN("RMA at rank %u: no memory to leave a lane to %u", set_.own_rank(), job.peer);
+      VERBATIM_WARN("RMA at rank %u: no memory for a lane to %u; it is tried again", set_.own_rank(), job.peer);
+      put_off(job, kRetryNs);
+      const MutexLock lock(mutex_);
+      if (!stops_) wake_.wait_for(mutex_, std::chrono::nanoseconds(kRetryNs));
     }
   }
 }
 
-void Failover::fence(const Job& job) {
-  const Device& device = *set_.lane_port(job.lane).device;
-  Psns psns(set_.contexts(), wire::kNoPsn);
-  for (std::uint32_t context = 0; context < set_.contexts(); ++context) {
-    ibv_qp* const qp = set_.queue_at(context, job.peer).qp_of(job.lane);
-    // A device that refuses has failed: then nothing is known.
-    if (!to_error(qp, device)) continue;
-    const Result<std::uint32_t> psn = expected_psn(qp, device);
-    if (psn) psns[context] = *psn;
+void Failover::perform(const Job& job) {
+  switch (job.action) {
+    case Action::kFence:
+      return fence(job);
+    case Action::kOffer:
+      return offer(job);
+    case Action::kConnect:
+      return connect(job);
+    case Action::kProbe:
+      return probe(job);
+    case Action::kNothing:
+      break;
   }
-  if (set_.is_own(job.peer)) {
-    const MutexLock lock(mutex_);
-    at(job.peer, job.lane).peer_psns = psns;
-    at(job.peer, job.lane).fenced = true;
-    return;
+}
+
+void Failover::send(const Job& job, wire::RmaLane message) const {
+  if (set_.is_own(job.peer)) return;
+  message.set = set_.number();
+  message.lane = job.lane;
+  send_(job.peer, message, stops_);
+}
+
+void Failover::fence(const Job& job) {
+  const Port& port = set_.lane_port(job.lane);
+  Psns psns(set_.contexts(), wire::kNoPsn);
+  for (const LaneQp& own : lane_qps(set_, job.peer, job.lane)) {
+    // A device that refuses has failed: then nothing is known.
+    if (!to_error(own.qp, *port.device) || own.is_for_flushes || !set_.reports_psns(job.lane)) continue;
+    const Result<std::uint32_t> psn = expected_psn(own.qp, *port.device);
+    if (psn) psns[own.context] = *psn;
   }
   {
     const MutexLock lock(mutex_);
-    at(job.peer, job.lane).fenced = true;
+    Lane& lane = at(job.peer, job.lane);
+    if (lane.changes != job.changes) return;  // then it is fenced for the next round
+    lane.fenced = true;
+    lane.expected = psns;
+    if (set_.is_own(job.peer)) {
+      lane.peer_fenced = true;
+      if (!lane.executed) lane.executed = psns;
+    }
+    changed_ = true;
   }
-  send_(job.peer, job.lane, psns);
+  send(job, {.step = wire::RmaLaneStep::kFenced, .round = job.round, .psns = std::move(psns)});
+}
+
+void Failover::put_off(const Job& job, std::uint64_t pause_ns) {
+  const MutexLock lock(mutex_);
+  at(job.peer, job.lane).due_ns = monotonic_ns() + pause_ns;
+}
+
+void Failover::offer(const Job& job) {
+  const Port& known = set_.lane_port(job.lane);
+  if (const std::uint64_t pause_ns = port_pause_ns(known, monotonic_ns()); pause_ns != 0) {
+    return put_off(job, pause_ns);
+  }
+  const Result<Port> port = refresh_port(known, config_, LogLevel::kInfo);
+  if (!port) return put_off(job, kRetryNs << kMaxDoublings);
+  for (const LaneQp& own : lane_qps(set_, job.peer, job.lane)) {
+    Status moved = to_reset(own.qp, *port->device);
+    if (moved) moved = to_init(own.qp, *port, config_.pkey_index);
+    if (!moved) return put_off(job, kRetryNs);
+  }
+  Psns expected = job.expected;
+  for (std::uint32_t& psn : expected) psn = ((psn == wire::kNoPsn ? 0 : psn) + kPsnsBetweenRounds) & kPsnMask;
+  wire::RmaLane message{.step = wire::RmaLaneStep::kOffered,
+                        .round = job.round + 1,
+                        .psns = expected,
+                        .lid = port->lid,
+                        .gid_index = static_cast<std::uint8_t>(port->gid.index)};
+  std::memcpy(message.gid.data(), port->gid.gid.raw, message.gid.size());
+  {
+    const MutexLock lock(mutex_);
+    Lane& lane = at(job.peer, job.lane);
+    if (lane.changes != job.changes) return;
+    lane.expected = std::move(expected);
+    ++lane.round;
+    change(lane, Step::kOffered);
+    if (set_.is_own(job.peer)) lane.peer_offer = message;
+  }
+  send(job, std::move(message));
+}
+
+void Failover::connect(const Job& job) {
+  const Port& known = set_.lane_port(job.lane);
+  const wire::RmaLane& theirs = *job.peer_offer;
+  const Result<Port> port = refresh_port(known, config_, LogLevel::kInfo);
+  Status connected = port ? Status() : Status(port.error());
+  if (theirs.psns.size() != set_.contexts()) connected = Error{ErrorKind::kRemote, EPROTO, "offer of a lane"};
+  for (const LaneQp& own : lane_qps(set_, job.peer, job.lane)) {
+    if (!connected) break;
+    connected = connect_qp(set_, config_, own, *port, {job.peer, job.lane}, &theirs,
+                           {job.expected[own.context], theirs.psns[own.context]});
+  }
+  {
+    const MutexLock lock(mutex_);
+    Lane& lane = at(job.peer, job.lane);
+    if (lane.changes != job.changes) return;
+    if (connected) {
+      lane.first = theirs.psns;
+      change(lane, Step::kConnected);
+      if (set_.is_own(job.peer)) use(job.peer, job.lane);
+    } else {
+      begin_failure(job.peer, job.lane);
+    }
+  }
+  if (connected) return send(job, {.step = wire::RmaLaneStep::kConnected, .round = job.round, .psns = {}});
+  VERBATIM_INFO("RMA from rank %u to %s: lane %u (%s) could not be connected again: %s; that is tried again later",
+                set_.own_rank(), set_.name_of_peer(job.peer).c_str(), job.lane + 1, known.name.c_str(),
+                to_string(connected.error()).c_str());
+}
+
+void Failover::probe(const Job& job) {
+  {
+    const MutexLock lock(mutex_);
+    Lane& lane = at(job.peer, job.lane);
+    if (lane.changes != job.changes) return;
+    change(lane, Step::kProbed);
+    lane.probing = true;
+    ++lane.first.front();
+    lane.first.front() &= kPsnMask;
+  }
+  ibv_send_wr work = {};
+  work.wr_id = WorkId::make_probe(job.peer, job.lane);
+  work.opcode = IBV_WR_RDMA_WRITE;
+  work.send_flags = IBV_SEND_SIGNALED;
+  ibv_send_wr* refused = nullptr;
+  if (ibv_post_send(set_.queue_at(0, job.peer).qp_of(job.lane), &work, &refused) != 0) {
+    probe_ended(job.peer, job.lane, false);
+  }
 }
 
 }  // namespace verbatim::rma

@@ -1,21 +1,30 @@
-// The lanes of a set of contexts to each rank that fail. A lane is a pair of ports, one at each rank, with one QP for
-// each context. The first lane is used; when it fails, the next one is, and so on:
+// The lanes of a set of contexts to each rank: which of them can be used, how one is left that fails, and how it comes
+// back. A lane is a pair of ports, one at each rank, with one QP for each context. An end posts on its first lane that
+// can be used. Both ends take the same steps, each at its own time:
 //
-//   failed          by a completion, an event of the port, no progress for VERBATIM_LANE_TIMEOUT_MS, or a message of
-//                   the peer: nothing is posted on it any more
-//   fenced          its QPs are in ERR, so they execute nothing more. The PSN that each expects, which says what it has
-//                   executed, is sent to the peer
-//   fenced by both  and its work requests have completed: the data path knows which of them the peer has executed, and
-//                   posts the others on the next lane (context_lanes.cc)
+//   kUsed       a completion, an event of the port, no progress for VERBATIM_LANE_TIMEOUT_MS, or a message of the peer
+//               says that the lane has failed
+//   kFailed     its QPs go to ERR, so they execute nothing more. kFenced gives the peer the PSN that each expects,
+//   which
+//               says what it has executed. With the peer's, the data path posts what was not executed on another lane
+//               (context_lanes.cc), and has left this one. Then, when the link of the port has been up for a while,
+//               the QPs go back to INIT, and kOffered gives the peer the address
+//   kOffered    with the peer's kOffered the QPs go to RTS, and kConnected says so
+//   kConnected  with the peer's kConnected a WRITE of 0 bytes shows whether the path works
+//   kProbed     when it has completed, the lane is kUsed again
 //
-// The last lane cannot fail here: what happens on it is the failure of the communicator. Any thread; the verbs are
-// called by a thread of this object, which ends when it has nothing to do.
+// A failure leads from any step to kFailed. The number of the round is in every message; kOffered begins a round. A
+// lane to oneself needs no messages. A late packet of an earlier round has no effect: the PSNs of a round begin far
+// from the last ones.
+//
+// While a set has one lane left to a rank, only a message of the peer takes it away; everything else is the failure of
+// the communicator, for which the NIC's retries decide. Any thread; the verbs are called by a thread of this object,
+// which ends when all lanes can be used.
 #pragma once
 
 #include <atomic>
-#include <cstddef>
+#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -23,66 +32,123 @@
 #include <thread>
 #include <vector>
 
+#include "base/clock.h"
+#include "base/config.h"
 #include "base/mutex.h"
+#include "base/result.h"
 #include "verbs/device.h"
+#include "wire/rma.h"
 
 namespace verbatim::rma {
 
 class ContextSet;
 
+inline constexpr std::uint32_t kNoLane = 0xffffffff;
+
 class Failover {
  public:
-  // PSNs by context, see wire::RmaLaneFenced.
-  using Psns = std::vector<std::uint32_t>;
-  using Send = std::function<void(std::uint32_t peer, std::uint32_t lane, const Psns& psns)>;
+  using Psns = std::vector<std::uint32_t>;  // by context
+  // Gives a message to a peer. It may wait until `stops` is set.
+  using Send = std::function<void(std::uint32_t peer, const wire::RmaLane& message, const std::atomic<bool>& stops)>;
 
-  // `lanes`: their number by peer index, oneself last. `send`: gives the PSNs of a fenced lane to a peer.
-  Failover(const ContextSet& set, const std::vector<std::uint32_t>& lanes, Send send);
+  // `lanes`: their number by peer index, oneself last.
+  Failover(const ContextSet& set, const Config& config, const std::vector<std::uint32_t>& lanes, Send send);
   ~Failover();
   Failover(const Failover&) = delete;
   Failover& operator=(const Failover&) = delete;
 
-  // False: there is no further lane. The first call for a lane is logged.
+  // False: no other lane can be used. The first call for a lane is logged.
   bool lane_failed(std::uint32_t peer, std::uint32_t lane, const std::string& why) VERBATIM_EXCLUDES(mutex_);
   void port_down(const Device& device, std::uint8_t port) VERBATIM_EXCLUDES(mutex_);
-  // The peer's message.
-  void peer_fenced(std::uint32_t peer, std::uint32_t lane, const Psns& psns) VERBATIM_EXCLUDES(mutex_);
+  void receive(std::uint32_t peer, const wire::RmaLane& message) VERBATIM_EXCLUDES(mutex_);
 
   // Without a lock.
-  bool has_failed(std::uint32_t peer, std::uint32_t lane) const { return at(peer, lane).failed.load(); }
-  bool has_changes() const { return changes_.load() != 0; }
+  bool is_used(std::uint32_t peer, std::uint32_t lane) const { return at(peer, lane).used.load(); }
+  // The lane to post on; kNoLane: none can be used now.
+  std::uint32_t lane_for(std::uint32_t peer) const { return first_used_[peer].load(); }
 
-  // The peer's PSNs of a lane that is fenced by both.
-  std::optional<Psns> fenced_by_both(std::uint32_t peer, std::uint32_t lane) VERBATIM_EXCLUDES(mutex_);
-  // The data path has left the lane.
-  void left_lane() { --changes_; }
+  // ---- data path
 
- private:
-  struct Lane {
-    std::atomic<bool> failed{false};
-    bool fenced = false;  // these two: under the mutex
-    std::optional<Psns> peer_psns;
-  };
-  struct Job {
+  // Whether lanes have failed that it has not left, or others can be used.
+  bool has_news() const { return to_leave_.load() != 0 || changed_.load(); }
+  struct Left {
     std::uint32_t peer = 0;
     std::uint32_t lane = 0;
+    std::optional<Psns> psns;  // the peer's, when the lane is fenced at both ends
+  };
+  // The lanes that it must leave.
+  std::vector<Left> take_news() VERBATIM_EXCLUDES(mutex_);
+  // Nothing that it has posted on the lane is outstanding.
+  void left(std::uint32_t peer, std::uint32_t lane) VERBATIM_EXCLUDES(mutex_);
+  // Of the next packet that a QP of a lane sends, when nothing was posted on it in this round.
+  std::uint32_t first_psn(std::uint32_t peer, std::uint32_t lane, std::uint32_t context) const
+      VERBATIM_EXCLUDES(mutex_);
+  // The WRITE of 0 bytes has completed.
+  void probe_ended(std::uint32_t peer, std::uint32_t lane, bool works) VERBATIM_EXCLUDES(mutex_);
+
+ private:
+  enum class Step : std::uint8_t { kUsed, kFailed, kOffered, kConnected, kProbed };
+  struct Lane {
+    std::atomic<bool> used{true};
+    // The rest is under the mutex.
+    Step step = Step::kUsed;
+    std::uint32_t round = 0;
+    std::uint32_t changes = 0;     // of `step` or `round`: a step that was made meanwhile has no effect
+    unsigned unused_rounds = 0;    // in succession
+    bool fenced = false;           // kFailed: this end
+    bool left = true;              // by the data path, since it was used
+    bool probing = false;          // the WRITE of 0 bytes has not completed
+    bool peer_fenced = false;      // kFailed
+    std::optional<Psns> executed;  // by the peer when the lane was used
+    std::optional<wire::RmaLane> peer_offer;
+    bool peer_connected = false;
+    std::uint64_t due_ns = 0;  // when to look at the port
+    Psns expected;             // by this end's QPs: when they were fenced, and at the beginning of the round
+    Psns first;                // of this end's packets; empty: 0
+  };
+  // What the thread does next with a lane.
+  enum class Action : std::uint8_t { kNothing, kFence, kOffer, kConnect, kProbe };
+  struct Job {
+    Action action = Action::kNothing;
+    std::uint32_t peer = 0;
+    std::uint32_t lane = 0;
+    std::uint32_t round = 0;
+    std::uint32_t changes = 0;
+    Psns expected = {};
+    std::optional<wire::RmaLane> peer_offer = std::nullopt;
   };
 
   Lane& at(std::uint32_t peer, std::uint32_t lane) const { return lanes_[peer][lane]; }
-  bool is_last(std::uint32_t peer, std::uint32_t lane) const { return lane + 1 >= lane_counts_[peer]; }
-  // Whether this is the first word of it.
-  bool begin(std::uint32_t peer, std::uint32_t lane) VERBATIM_EXCLUDES(mutex_);
-  void start_thread() VERBATIM_REQUIRES(mutex_);
+  bool has_other(std::uint32_t peer, std::uint32_t lane) const;
+  void begin_failure(std::uint32_t peer, std::uint32_t lane) VERBATIM_REQUIRES(mutex_);
+  void set_used(std::uint32_t peer, std::uint32_t lane, bool used) VERBATIM_REQUIRES(mutex_);
+  void use(std::uint32_t peer, std::uint32_t lane) VERBATIM_REQUIRES(mutex_);
+  void change(Lane& lane, Step step) VERBATIM_REQUIRES(mutex_);
+  void wake_thread() VERBATIM_REQUIRES(mutex_);
   void run() noexcept VERBATIM_EXCLUDES(mutex_);
+  Action action_of(const Lane& lane, bool own, std::uint64_t now, std::uint64_t& due_ns) const
+      VERBATIM_REQUIRES(mutex_);
+  // The next job; with none, the thread waits until `due_ns`.
+  Job next_job(std::uint64_t now, std::uint64_t& due_ns) VERBATIM_REQUIRES(mutex_);
+  void perform(const Job& job) VERBATIM_EXCLUDES(mutex_);
   void fence(const Job& job) VERBATIM_EXCLUDES(mutex_);
+  void offer(const Job& job) VERBATIM_EXCLUDES(mutex_);
+  void connect(const Job& job) VERBATIM_EXCLUDES(mutex_);
+  void probe(const Job& job) VERBATIM_EXCLUDES(mutex_);
+  void put_off(const Job& job, std::uint64_t pause_ns) VERBATIM_EXCLUDES(mutex_);
+  void send(const Job& job, wire::RmaLane message) const;
 
   const ContextSet& set_;
+  const Config& config_;
   const std::vector<std::uint32_t> lane_counts_;
   const Send send_;
   std::vector<std::unique_ptr<Lane[]>> lanes_;
-  std::atomic<std::uint32_t> changes_{0};  // lanes that have failed and that the data path has not left
-  Mutex mutex_;
-  std::deque<Job> jobs_ VERBATIM_GUARDED_BY(mutex_);
+  std::unique_ptr<std::atomic<std::uint32_t>[]> first_used_;  // by peer
+  std::atomic<std::uint32_t> to_leave_{0};                    // lanes
+  std::atomic<bool> changed_{false};
+  mutable Mutex mutex_;
+  std::condition_variable_any wake_;
+  std::atomic<bool> stops_{false};
   bool running_ VERBATIM_GUARDED_BY(mutex_) = false;
   std::thread thread_;
 };

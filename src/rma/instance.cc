@@ -8,7 +8,6 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "base/socket.h"
-#include "net/transfer/endpoint_block.h"
 #include "rma/handshake.h"
 #include "verbs/device.h"
 #include "verbs/qp.h"
@@ -121,10 +120,7 @@ void Instance::end_communicators() {
 std::vector<const Port*> Instance::lane_ports(const Port& port) const {
   const auto device = static_cast<std::size_t>(&port - process_.ports.data());
   std::vector<const Port*> ports = process_.devices.merged_with(device);
-  std::erase_if(ports, [&](const Port* other) {
-    // A spare port that cannot be used now must not keep the contexts from being made.
-    return other != &port && (!has_atomics(*other) || !refresh_port(*other, settings_.config, LogLevel::kInfo));
-  });
+  std::erase_if(ports, [&](const Port* other) { return other != &port && !has_atomics(*other); });
   if (!settings_.config.failover) ports.resize(1);
   return ports;
 }

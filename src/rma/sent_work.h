@@ -15,16 +15,24 @@ struct Request;
 
 class SentWork {
  public:
+  enum class Kind : std::uint8_t { kPut, kSignal, kGet };
   struct Entry {
     Request* request = nullptr;
     std::uint64_t start = 0;  // offset of its bytes in the request
-    bool signal = false;
+    Kind kind = Kind::kPut;
     bool last = false;      // work request of the request
-    std::uint64_t end = 0;  // packets of the QP up to its end; the PSN is the last 24 bits, because the first one is 0
+    std::uint64_t end = 0;  // packets of the QP up to its end, counted from its first PSN; the last 24 bits are a PSN
   };
 
   // The send queue has `capacity` entries.
   explicit SentWork(std::size_t capacity) : entries_(capacity) {}
+
+  // On another QP, or on this one connected anew: `psn` is that of the next packet.
+  void start(std::uint32_t psn) {
+    first_ = count_ = flushed_ = 0;
+    acknowledged_ = posted_ = psn;
+    ends_with_put_ = false;
+  }
 
   std::size_t size() const { return count_; }
   const Entry& operator[](std::size_t i) const { return entries_[(first_ + i) % entries_.size()]; }
@@ -32,6 +40,7 @@ class SentWork {
   void add(Entry entry, std::uint32_t packets) {
     posted_ += packets;
     entry.end = posted_;
+    if (entry.kind != Kind::kGet) ends_with_put_ = entry.kind == Kind::kPut;
     entries_[(first_ + count_++) % entries_.size()] = entry;
   }
   // A QP completes in order.
@@ -46,10 +55,8 @@ class SentWork {
   // The packets that the peer has executed if it expects this PSN: a device has less than 2^23 packets under way.
   std::uint64_t executed(std::uint32_t psn) const { return acknowledged_ + ((psn - acknowledged_) & kPsnMask); }
   std::uint64_t posted() const { return posted_; }
-  void clear() {
-    first_ = count_ = flushed_ = 0;
-    acknowledged_ = posted_ = 0;
-  }
+  // Whether the last one that writes is a put: a signal may come that is to be seen behind it.
+  bool ends_with_put() const { return ends_with_put_; }
 
  private:
   std::vector<Entry> entries_;
@@ -58,6 +65,7 @@ class SentWork {
   std::size_t flushed_ = 0;
   std::uint64_t acknowledged_ = 0;  // packets
   std::uint64_t posted_ = 0;
+  bool ends_with_put_ = false;
 };
 
 }  // namespace verbatim::rma

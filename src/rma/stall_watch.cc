@@ -12,7 +12,8 @@
 namespace verbatim::rma {
 namespace {
 
-// Both ends leave a lane within milliseconds. A NIC with one port gives up after about as long (VERBATIM_TIMEOUT).
+// Both ends leave a lane within milliseconds, if there is another one. A NIC with one port gives up after about as long
+// (VERBATIM_TIMEOUT).
 constexpr std::uint64_t kAnswerLimitNs = 34 * kNanosecondsPerSecond;
 
 struct Outstanding {
@@ -141,19 +142,19 @@ void StallWatch::check_peer(const StallSettings& settings, std::size_t peer, std
     }
     const std::uint32_t lane = queue.lane.load(std::memory_order_relaxed);
     Failover* const failover = set_.failover();
-    if (failover == nullptr || !failover->has_failed(queue.peer, lane)) {
+    if (failover == nullptr || failover->is_used(queue.peer, lane)) {
       watched.lane_failed_ns = 0;
-    } else if (watched.lane_failed_ns == 0) {
+    } else if (watched.lane_failed_ns == 0 || !is_polled(now)) {
       watched.lane_failed_ns = now;
-    } else if (now - watched.lane_failed_ns >= kAnswerLimitNs && !failover->fenced_by_both(queue.peer, lane)) {
-      return fail_unanswered(queue, now - watched.lane_failed_ns);
+    } else if (now - watched.lane_failed_ns >= kAnswerLimitNs) {
+      return fail_without_lane(queue, now - watched.lane_failed_ns);
     }
     if (lane_timeout_ns_ != 0 && is_polled(now)) {
       if (std::exchange(watched.lane, lane) != lane) {
         watched.progress_ns = now;
         continue;
       }
-      if (stalled_ns >= lane_timeout_ns_) {
+      if (stalled_ns >= lane_timeout_ns_ && failover->is_used(queue.peer, lane)) {
         failover->lane_failed(queue.peer, lane,
                               "nothing has completed for " + to_seconds(stalled_ns) + " (VERBATIM_LANE_TIMEOUT_MS)");
       }
@@ -202,11 +203,13 @@ void StallWatch::report(const std::vector<std::size_t>& queues, std::uint64_t no
                 stall.next.c_str(), describe_path(set_.known_facts(queue)).c_str());
 }
 
-void StallWatch::fail_unanswered(const PeerQueue& queue, std::uint64_t waited_ns) const noexcept {
+void StallWatch::fail_without_lane(const PeerQueue& queue, std::uint64_t waited_ns) const noexcept {
   failures_.fail(ErrorKind::kRemote, Failures::Origin::kHere, [&] {
+    const bool none = set_.failover()->lane_for(queue.peer) == kNoLane;
     return Failure{set_.describe(queue) + ": its lane has failed, and for " + to_seconds(waited_ns) +
-                       " the peer has not said what it has executed there",
-                   {"the process or host of the peer, or the TCP connection to it, does not work",
+                       (none ? " no other one has worked" : " the peer has not said what it has executed there"),
+                   {none ? "the ports of all lanes are down, here or at the peer"
+                         : "the process or host of the peer, or the TCP connection to it, does not work",
                     "look at " + set_.name_of_peer(queue)},
                    set_.known_facts(queue)};
   });
@@ -225,7 +228,7 @@ RmaStats StallWatch::stats(std::uint64_t now) const {
   RmaStats stats{.rank = set_.own_rank(),
                  .ranks = set_.ranks(),
                  .contexts = set_.contexts(),
-                 .qps = set_.queues().size(),
+                 .qps = set_.qps(),
                  .device = set_.port().name,
                  .failed = failures_.has_failed(),
                  .error = failures_.text()};

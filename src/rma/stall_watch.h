@@ -53,7 +53,7 @@ class StallWatch final : public MonitoredRmaSet {
   bool is_polled(std::uint64_t now) const { return polled_ns_ != 0 && now - polled_ns_ <= recent_ns_; }
   void check_peer(const StallSettings& settings, std::size_t peer, std::uint64_t now, bool* outstanding);
   void report(const std::vector<std::size_t>& queues, std::uint64_t now) const;
-  void fail_unanswered(const PeerQueue& queue, std::uint64_t waited_ns) const noexcept;
+  void fail_without_lane(const PeerQueue& queue, std::uint64_t waited_ns) const noexcept;
   void fail(const PeerQueue& queue, std::uint64_t stalled_ns, std::uint64_t now) const noexcept;
 
   const ContextSet& set_;

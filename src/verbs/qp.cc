@@ -85,6 +85,12 @@ Result<RcQp> create_rc_qp(const Device& device, ibv_cq* send_cq, ibv_cq* recv_cq
   }
 }
 
+Status to_reset(ibv_qp* qp, const Device& device) {
+  ibv_qp_attr attributes = {};
+  attributes.qp_state = IBV_QPS_RESET;
+  return modify(qp, device, attributes, IBV_QP_STATE, "ibv_modify_qp to RESET");
+}
+
 Status to_init(ibv_qp* qp, const Port& port, std::uint16_t pkey_index) {
   ibv_qp_attr attributes = {};
   attributes.qp_state = IBV_QPS_INIT;
@@ -104,7 +110,7 @@ std::uint8_t initiator_reads(const Device& device) {
   return outstanding_reads(device.attributes().max_qp_init_rd_atom);
 }
 
-Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPath& path) {
+Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPath& path, std::uint32_t psn) {
   if ((remote.link_layer == IBV_LINK_LAYER_ETHERNET) != port.is_roce()) {
     return Error{ErrorKind::kRemote, EPROTONOSUPPORT, "link layers of both ends"};
   }
@@ -116,7 +122,7 @@ Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPat
   attributes.qp_state = IBV_QPS_RTR;
   attributes.path_mtu = path.mtu;
   attributes.dest_qp_num = remote.qp_num;
-  attributes.rq_psn = 0;
+  attributes.rq_psn = psn;
   attributes.max_dest_rd_atomic = responder_reads(*port.device);
   attributes.min_rnr_timer = kMinRnrTimer;
   attributes.ah_attr.dlid = destination_lid(port, remote);
@@ -136,13 +142,14 @@ Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPat
                 "ibv_modify_qp to RTR");
 }
 
-Status to_rts(ibv_qp* qp, const Port& port, std::uint8_t timeout, std::uint8_t retry_count, std::uint8_t peer_reads) {
+Status to_rts(ibv_qp* qp, const Port& port, std::uint8_t timeout, std::uint8_t retry_count, std::uint8_t peer_reads,
+              std::uint32_t psn) {
   ibv_qp_attr attributes = {};
   attributes.qp_state = IBV_QPS_RTS;
   attributes.timeout = timeout;
   attributes.retry_cnt = retry_count;
   attributes.rnr_retry = kRnrRetryInfinite;
-  attributes.sq_psn = 0;
+  attributes.sq_psn = psn;
   attributes.max_rd_atomic = std::min(initiator_reads(*port.device), peer_reads);
   return modify(
       qp, *port.device, attributes,

@@ -57,6 +57,9 @@ struct QpPath {
   std::uint32_t flow_label = 0;  // of the GRH, 20 bits; 0: the driver chooses
 };
 
+// Any state -> RESET: nothing may be outstanding.
+Status to_reset(ibv_qp* qp, const Device& device);
+
 // RESET -> INIT: from INIT on, receives can be posted. Allows remote writes and reads, and remote atomics if the device
 // has them.
 Status to_init(ibv_qp* qp, const Port& port, std::uint16_t pkey_index);
@@ -67,11 +70,14 @@ std::uint8_t initiator_reads(const Device& device);
 
 // INIT -> RTR. A peer with another link layer, or on RoCE with a GID of another type, is refused without a verbs call.
 // Of other failures sys_errno gives the cause of a failure (ETIMEDOUT, ENETUNREACH: no route or neighbour; EINVAL,
-// ENODEV: GID index).
-Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPath& path);
+// ENODEV: GID index). `psn`: of the first packet that the peer
+// sends.
+Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPath& path, std::uint32_t psn = 0);
 
 // RTR -> RTS. The acknowledgement timeout is 4.096 us * 2^timeout; `peer_reads` is the peer's responder_reads.
-Status to_rts(ibv_qp* qp, const Port& port, std::uint8_t timeout, std::uint8_t retry_count, std::uint8_t peer_reads);
+// `psn`: of the first packet.
+Status to_rts(ibv_qp* qp, const Port& port, std::uint8_t timeout, std::uint8_t retry_count, std::uint8_t peer_reads,
+              std::uint32_t psn = 0);
 
 // In RTS, where ports of an mlx5 device are a LAG (bonding): lets the QP send on the port with this index. Returns the
 // port's number, index + 1; 0: there is no LAG, or the firmware distributes the packets itself.

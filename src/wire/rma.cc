@@ -41,7 +41,7 @@ void code_rma_exchange(Codec& codec, Exchange& exchange) {
 }
 
 template <typename Codec, typename Lane>
-void code_rma_lane(Codec& codec, Lane& lane) {
+void code_offered_lane(Codec& codec, Lane& lane) {
   auto& device = lane.device;
   codec.fields(lane.roce_version, device.gid, device.max_message_bytes, device.lid, device.link_layer,
                device.grh_required, device.mtu, device.port, device.gid_index, device.responder_reads, device.name);
@@ -51,6 +51,11 @@ template <typename Codec, typename Qp>
 void code_rma_qp(Codec& codec, Qp& qp) {
   codec.fields(qp.number, qp.has_ece);
   if (qp.has_ece) codec.fields(qp.ece);
+}
+
+template <typename Codec, typename Lane>
+void code_rma_lane(Codec& codec, Lane& lane) {
+  codec.fields(lane.step, lane.set, lane.lane, lane.round, lane.lid, lane.gid_index, lane.gid);
 }
 
 void put_list(Writer& writer, const std::vector<std::uint32_t>& values) {
@@ -100,18 +105,19 @@ std::vector<std::uint8_t> encode_rma_failed(const std::string& text) {
   return finish_rma(RmaMessageType::kFailed, std::move(writer));
 }
 
-std::vector<std::uint8_t> encode_rma_lane_fenced(const RmaLaneFenced& fenced) {
+std::vector<std::uint8_t> encode_rma_lane(const RmaLane& lane) {
   Writer writer;
-  writer.fields(RawHeader{}, fenced.set, fenced.lane);
-  put_list(writer, fenced.psns);
-  return finish_rma(RmaMessageType::kLaneFenced, std::move(writer));
+  writer.put(RawHeader{});
+  code_rma_lane(writer, lane);
+  put_list(writer, lane.psns);
+  return finish_rma(RmaMessageType::kLane, std::move(writer));
 }
 
 std::vector<std::uint8_t> encode_rma_offer(const RmaOffer& offer) {
   Writer writer;
   writer.fields(offer.contexts, offer.rank_stride, static_cast<std::uint8_t>(offer.lanes.size()));
   for (const RmaOfferedLane& lane : offer.lanes) {
-    code_rma_lane(writer, lane);
+    code_offered_lane(writer, lane);
     for (const HelloQp& qp : lane.qps) code_rma_qp(writer, qp);
   }
   return std::move(writer).take();
@@ -168,7 +174,7 @@ Result<RmaOffer> decode_rma_offer(std::span<const std::uint8_t> body) {
   }
   offer.lanes.resize(lanes);
   for (RmaOfferedLane& lane : offer.lanes) {
-    code_rma_lane(reader, lane);
+    code_offered_lane(reader, lane);
     lane.qps.resize(offer.contexts);
     for (HelloQp& qp : lane.qps) code_rma_qp(reader, qp);
     const HelloDevice& device = lane.device;
@@ -179,12 +185,14 @@ Result<RmaOffer> decode_rma_offer(std::span<const std::uint8_t> body) {
   return offer;
 }
 
-Result<RmaLaneFenced> decode_rma_lane_fenced(std::span<const std::uint8_t> body) {
+Result<RmaLane> decode_rma_lane(std::span<const std::uint8_t> body) {
   Reader reader(body);
-  RmaLaneFenced fenced;
-  reader.fields(fenced.set, fenced.lane);
-  if (!get_list(reader, kMaxRmaContexts, fenced.psns)) return damaged("damaged message of a lane");
-  return fenced;
+  RmaLane lane;
+  code_rma_lane(reader, lane);
+  if (!get_list(reader, kMaxRmaContexts, lane.psns) || lane.step > RmaLaneStep::kConnected) {
+    return damaged("damaged message of a lane");
+  }
+  return lane;
 }
 
 Result<RmaRegistration> decode_rma_registration(std::span<const std::uint8_t> body) {

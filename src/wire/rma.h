@@ -4,7 +4,7 @@
 //        | ---- kHello: RmaHello ------------> |   has the secret of the accepting rank's listen
 //        | <--- kWelcome: RmaHello ----------- |   has the secret of the connecting rank's listen
 //        | <--> kExchange: RmaExchange <-----> |   one each way for each collective call, numbered from 0
-//        | <--> kLaneFenced <----------------> |   of a lane that has failed, from each side once
+//        | <--> kLane: RmaLane <-------------> |   of a lane that has failed, or that comes back
 //        | <--> kClose or kFailed <----------> |   the last message of either side
 //
 // Each rank knows the handles of all ranks, and so all secrets: the two hellos prove it.
@@ -31,7 +31,7 @@ enum class RmaMessageType : std::uint16_t {
   kExchange = 3,
   kClose = 4,
   kFailed = 5,
-  kLaneFenced = 6
+  kLane = 6
 };
 
 // Both ends have the same layout of Header, with another magic.
@@ -88,11 +88,20 @@ struct RmaRegistration {
   std::vector<std::uint32_t> rkeys;  // by port of the rank
 };
 
-// The sender's QPs of a lane are in ERR, and execute nothing more.
-struct RmaLaneFenced {
+// kFenced: the sender's QPs of a lane are in ERR, and execute nothing more. kOffered: they are in INIT again, to be
+// connected anew. kConnected: they are in RTS.
+enum class RmaLaneStep : std::uint8_t { kFenced = 0, kOffered = 1, kConnected = 2 };
+
+struct RmaLane {
+  RmaLaneStep step = RmaLaneStep::kFenced;
   std::uint32_t set = 0;  // which createContext, from 0
   std::uint32_t lane = 0;
+  std::uint32_t round = 0;          // how often the lane has been connected anew
   std::vector<std::uint32_t> psns;  // by context: the PSN that the QP expects; kNoPsn: not known
+  // kOffered: the address of the sender's port.
+  std::uint16_t lid = 0;
+  std::uint8_t gid_index = 0;
+  std::array<std::uint8_t, 16> gid{};
 };
 inline constexpr std::uint32_t kNoPsn = 0xffffffff;
 
@@ -100,7 +109,7 @@ std::vector<std::uint8_t> encode_rma_hello(RmaMessageType type, const RmaHello& 
 std::vector<std::uint8_t> encode_rma_exchange(const RmaExchange& exchange);
 std::vector<std::uint8_t> encode_rma_close();
 std::vector<std::uint8_t> encode_rma_failed(const std::string& text);
-std::vector<std::uint8_t> encode_rma_lane_fenced(const RmaLaneFenced& fenced);
+std::vector<std::uint8_t> encode_rma_lane(const RmaLane& lane);
 std::vector<std::uint8_t> encode_rma_offer(const RmaOffer& offer);                       // a body
 std::vector<std::uint8_t> encode_rma_registration(const RmaRegistration& registration);  // a body
 std::vector<std::uint8_t> encode_rma_text(const std::string& text);                      // a body
@@ -112,7 +121,7 @@ Result<RmaHeader> decode_rma_header(std::span<const std::uint8_t, kHeaderBytes> 
 Result<RmaHello> decode_rma_hello(std::span<const std::uint8_t> body);
 Result<RmaExchange> decode_rma_exchange(std::span<const std::uint8_t> body);
 Result<RmaOffer> decode_rma_offer(std::span<const std::uint8_t> body);
-Result<RmaLaneFenced> decode_rma_lane_fenced(std::span<const std::uint8_t> body);
+Result<RmaLane> decode_rma_lane(std::span<const std::uint8_t> body);
 Result<RmaRegistration> decode_rma_registration(std::span<const std::uint8_t> body);
 std::string decode_rma_text(std::span<const std::uint8_t> body);
 

@@ -153,7 +153,14 @@ Script make_script(fuzz::Input& input, std::uint32_t contexts) {
   const auto end = input.get<std::uint8_t>();
   if ((end & 2) != 0) {
     const std::uint32_t lane = input.get<std::uint8_t>() % 4;
-    script.messages.push_back(wire::encode_rma_lane_fenced({end % 3U, lane, {input.get<std::uint32_t>(), 0}}));
+    for (unsigned more = 1 + (end >> 2U) % 4U; more > 0; --more) {
+      const auto step = static_cast<wire::RmaLaneStep>(input.get<std::uint8_t>() % 4);
+      script.messages.push_back(wire::encode_rma_lane({.step = step,
+                                                       .set = end % 3U,
+                                                       .lane = lane,
+                                                       .round = input.get<std::uint8_t>() % 3U,
+                                                       .psns = {input.get<std::uint32_t>(), 0}}));
+    }
   }
   if ((end & 1) != 0) script.messages.push_back(wire::encode_rma_close());
   return script;

@@ -19,16 +19,6 @@ namespace {
 constexpr std::uint64_t kRetryNs = kNanosecondsPerSecond;
 constexpr unsigned kMaxHoldDoublings = 6;  // of the hold-down: 32 s
 
-// How long the port's lanes cannot be used yet.
-std::uint64_t port_pause_ns(const Port& port, std::uint64_t now) {
-  const LinkRecord link = port.device->history().link_since(port.port_num, 0, now);
-  if (link.down) return kRetryNs;
-  const std::uint64_t usable_ns = link.changed_ns + LaneRenewal::kHoldDownNs;
-  if (link.changed_ns != 0 && now < usable_ns) return usable_ns - now;
-  const Result<ibv_port_attr> attributes = port.device->verbs().port_attributes(port.device->context(), port.port_num);
-  return attributes && attributes->state == IBV_PORT_ACTIVE ? 0 : kRetryNs;
-}
-
 // Like the QP `old` of the endpoint, in INIT.
 Result<EndpointQp> make_qp(const Endpoint& endpoint, std::size_t index, const Port& port, const Config& config) {
   const EndpointQp& old = endpoint.qps()[index];
@@ -101,6 +91,15 @@ Status connect_qps(LaneQps& made, const LaneRenewal::Subject& subject, const Por
 }
 
 }  // namespace
+
+std::uint64_t port_pause_ns(const Port& port, std::uint64_t now) {
+  const LinkRecord link = port.device->history().link_since(port.port_num, 0, now);
+  if (link.down) return kRetryNs;
+  const std::uint64_t usable_ns = link.changed_ns + LaneRenewal::kHoldDownNs;
+  if (link.changed_ns != 0 && now < usable_ns) return usable_ns - now;
+  const Result<ibv_port_attr> attributes = port.device->verbs().port_attributes(port.device->context(), port.port_num);
+  return attributes && attributes->state == IBV_PORT_ACTIVE ? 0 : kRetryNs;
+}
 
 bool LaneRenewal::allocate() {
   if (lanes_ == nullptr) lanes_.reset(new (std::nothrow) Lane[count_]);

@@ -39,6 +39,9 @@ struct LaneQps {
   wire::LaneAddress remote;
 };
 
+// How long the lanes of a port cannot be used yet, because of its link. 0: they can.
+std::uint64_t port_pause_ns(const Port& port, std::uint64_t now);
+
 class LaneRenewal {
  public:
   // How long the link of a port must be up before its lanes are used again: it may go down again at once.

@@ -108,16 +108,31 @@ TEST(RmaMessages, RegistrationWithoutKeys_IsRefused) {
   EXPECT_FALSE(decode_rma_registration(encode_rma_registration({.address = 4096, .bytes = 64, .rkeys = {}})));
 }
 
-TEST(RmaMessages, LaneFenced_IsReadAsItWasWritten) {
-  const auto message = encode_rma_lane_fenced({.set = 3, .lane = 1, .psns = {7, kNoPsn}});
-  EXPECT_EQ(rma_header(message)->type, RmaMessageType::kLaneFenced);
-  const Result<RmaLaneFenced> read = decode_rma_lane_fenced(rma_body(message));
+TEST(RmaMessages, Lane_IsReadAsItWasWritten) {
+  const auto message = encode_rma_lane({.step = RmaLaneStep::kOffered,
+                                        .set = 3,
+                                        .lane = 1,
+                                        .round = 5,
+                                        .psns = {7, kNoPsn},
+                                        .lid = 9,
+                                        .gid_index = 2,
+                                        .gid = {1, 2, 3}});
+  EXPECT_EQ(rma_header(message)->type, RmaMessageType::kLane);
+  const Result<RmaLane> read = decode_rma_lane(rma_body(message));
   ASSERT_TRUE(read);
+  EXPECT_EQ(read->step, RmaLaneStep::kOffered);
+  EXPECT_EQ(read->round, 5U);
+  EXPECT_EQ(read->lid, 9U);
+  EXPECT_EQ(read->gid_index, 2U);
+  EXPECT_EQ(read->gid[2], 3U);
   EXPECT_EQ(read->set, 3U);
   EXPECT_EQ(read->lane, 1U);
   EXPECT_EQ(read->psns, (std::vector<std::uint32_t>{7, kNoPsn}));
   const std::span<const std::uint8_t> body = rma_body(message);
-  for (std::size_t bytes = 0; bytes < body.size(); ++bytes) EXPECT_FALSE(decode_rma_lane_fenced(body.first(bytes)));
+  for (std::size_t bytes = 0; bytes < body.size(); ++bytes) EXPECT_FALSE(decode_rma_lane(body.first(bytes)));
+  std::vector<std::uint8_t> unknown(body.begin(), body.end());
+  unknown[0] = 3;
+  EXPECT_FALSE(decode_rma_lane(unknown));
 }
 
 TEST(RmaMessages, OtherProtocolOrVersion_IsRefused) {
