@@ -216,14 +216,32 @@ class RmaLanes : public ::testing::Test {
     ASSERT_EQ(std::system(command.c_str()), 0);
   }
 
+  static std::size_t lines_in(const char* text, const char* line) {
+    std::size_t found = 0;
+    for (const char* at = text; (at = std::strstr(at, line)) != nullptr; ++at) ++found;
+    return found;
+  }
+
+  // Passes, until rank 0 finds that it is enough.
+  void run_until(Rank& rank, Traffic& traffic, const std::function<bool()>& is_enough) {
+    const Clock::time_point end = Clock::now() + kLimit;
+    bool ends = false;
+    while (!ends) {
+      ASSERT_LT(Clock::now(), end);
+      ASSERT_TRUE(traffic.run());
+      if (rank.number() == 0) ranks_.number(0) = is_enough() ? 1 : 0;
+      rank.barrier();
+      ends = ranks_.number(0) == 1;
+      rank.barrier();
+    }
+  }
+
   // Polls until the text of this rank's log has `line` `times` times.
   bool wait_for_line(Rank& rank, const char* line, std::size_t times = 1) {
     const Clock::time_point end = Clock::now() + kLimit;
     while (Clock::now() < end) {
       EXPECT_OK(rank.net().progress(rank.contexts));
-      std::size_t found = 0;
-      for (const char* at = ranks_.text(rank.number()); (at = std::strstr(at, line)) != nullptr; ++at) ++found;
-      if (found >= times) return true;
+      if (lines_in(ranks_.text(rank.number()), line) >= times) return true;
       std::this_thread::yield();
     }
     ADD_FAILURE() << "rank " << rank.number() << " has not logged '" << line << "' " << times << " times";
@@ -363,6 +381,24 @@ TEST_F(RmaLanes, LinkComesBack_FirstLaneIsUsedAgain) {
     if (rank.number() == 0) fault("link-down device=2");
     EXPECT_TRUE(traffic.run());
   });
+}
+
+// The PSNs of a lane that was connected anew begin elsewhere.
+TEST_F(RmaLanes, SignalIsLostOnLaneThatCameBack_CountsOnce) {
+  ::setenv("VERBATIM_TIMEOUT", "10", 1);
+  for (const char* clause :
+       {"drop-ack op=fetch_add qp=any times=all nth=7", "drop-request op=fetch_add qp=any times=all nth=7"}) {
+    run_ranks("link-down device=0 op=write qp=any after=20 for=50ms", [&](Rank& rank, Traffic& traffic) {
+      EXPECT_TRUE(traffic.run());
+      EXPECT_TRUE(wait_for_line(rank, "works again"));
+      rank.barrier();
+      EXPECT_TRUE(traffic.run());
+      EXPECT_TRUE(wait_for_line(rank, "goes back to lane 1"));
+      rank.barrier();
+      if (rank.number() == 0) fault(clause);
+      run_until(rank, traffic, [&] { return lines_in(ranks_.text(0), "transport retry counter exceeded") != 0; });
+    });
+  }
 }
 
 // Each time both lanes work again before the next failure.
