@@ -66,11 +66,13 @@ bool ContextSet::is_end_of_lane(const ibv_wc& completion) noexcept {
   PeerQueue& queue = *request_of(id).queue;
   const std::uint32_t lane = WorkId::is_flush(id) ? WorkId::lane(id) : queue.lane.load(std::memory_order_relaxed);
   // The first one of a QP has another status, except where the other end has moved its QP to ERR.
-  const char* const why = completion.status == IBV_WC_WR_FLUSH_ERR
-                              ? "its QP is in ERR; if the other end's log has an error, that is the cause"
-                              : lane_port(lane).device->verbs().wc_status_str(completion.status);
+  const bool flushed = completion.status == IBV_WC_WR_FLUSH_ERR;
+  const char* const why =
+      flushed ? "its QP is in ERR" : lane_port(lane).device->verbs().wc_status_str(completion.status);
+  const char* const next =
+      flushed ? "look at the log of the other end: an error there is the cause" : Failover::kLookAtPorts;
   try {
-    if (!path || !failover_->lane_failed(queue.peer, lane, why)) return false;
+    if (!path || !failover_->lane_failed(queue.peer, lane, why, next)) return false;
   } catch (...) {
     return false;
   }

@@ -85,23 +85,21 @@ void Failover::begin_failure(std::uint32_t peer, std::uint32_t lane) {
   wake_thread();
 }
 
-bool Failover::lane_failed(std::uint32_t peer, std::uint32_t lane, const std::string& why) {
-  std::uint32_t next = kNoLane;
+bool Failover::lane_failed(std::uint32_t peer, std::uint32_t lane, const std::string& why, const char* next) {
+  std::uint32_t other = kNoLane;
   {
     const MutexLock lock(mutex_);
     const Lane& failed = at(peer, lane);
     if (failed.step == Step::kFailed) return true;
     if (failed.step == Step::kUsed && !has_other(peer, lane)) return false;
     begin_failure(peer, lane);
-    next = lane_for(peer);
+    other = lane_for(peer);
   }
-  if (next == kNoLane) return true;
+  if (other == kNoLane) return true;
   VERBATIM_WARN(
-      "RMA from rank %u to %s: lane %u of %u (%s) has failed: %s; lane %u (%s) is used until it works again. Next: "
-      "look "
-      "at this port, its cable and its switch, at both ends",
+      "RMA from rank %u to %s: lane %u of %u (%s) has failed: %s; lane %u (%s) is used until it works again. Next: %s",
       set_.own_rank(), set_.name_of_peer(peer).c_str(), lane + 1, lane_counts_[peer], set_.lane_port(lane).name.c_str(),
-      why.c_str(), next + 1, set_.lane_port(next).name.c_str());
+      why.c_str(), other + 1, set_.lane_port(other).name.c_str(), next);
   return true;
 }
 

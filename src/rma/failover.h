@@ -58,7 +58,9 @@ class Failover {
   Failover& operator=(const Failover&) = delete;
 
   // False: no other lane can be used. The first call for a lane is logged.
-  bool lane_failed(std::uint32_t peer, std::uint32_t lane, const std::string& why) VERBATIM_EXCLUDES(mutex_);
+  static constexpr const char* kLookAtPorts = "look at this port, its cable and its switch, at both ends";
+  bool lane_failed(std::uint32_t peer, std::uint32_t lane, const std::string& why, const char* next = kLookAtPorts)
+      VERBATIM_EXCLUDES(mutex_);
   void port_down(const Device& device, std::uint8_t port) VERBATIM_EXCLUDES(mutex_);
   void receive(std::uint32_t peer, const wire::RmaLane& message) VERBATIM_EXCLUDES(mutex_);
 

@@ -1,6 +1,7 @@
 // Lanes that fail under puts, gets and signals: no byte is wrong, and each signal counts once. Each of the two ranks is
 // a process with two ports, merged by the network's table as NCCL does it: rank 0 has the devices 0 and 2, rank 1 has 1
 // and 3. Faults are those of rank 0's process, from its start or when a test begins them.
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -41,6 +42,7 @@ class RmaLanes : public ::testing::Test {
  protected:
   ~RmaLanes() override {
     for (const char* name : {"VERBATIM_TIMEOUT", "VERBATIM_LANE_TIMEOUT_MS", "VERBATIM_FAILOVER"}) ::unsetenv(name);
+    ::setenv("SOFTVERBS_DEVICES", "4", 1);
   }
 
   // Before the first call of the plugin.
@@ -58,8 +60,11 @@ class RmaLanes : public ::testing::Test {
     int device = 0;
     ASSERT_OK(net_->init(1, {}, &net_context_));
     ASSERT_OK(net_->devices(&device));
-    ASSERT_EQ(device, 4);
-    ASSERT_OK(net_->make_vdevice({rank.number(), rank.number() + 2}, &device));
+    std::vector<int> devices;
+    for (int lane = 0; lane < ports_[rank.number()]; ++lane) devices.push_back(rank.number() + 2 * lane);
+    if (devices.size() > 1) {
+      ASSERT_OK(net_->make_vdevice(devices, &device));
+    }
   }
 
   // What one rank does: in each context it puts messages with a signal into slots of the other rank, and reads the
@@ -105,7 +110,7 @@ class RmaLanes : public ::testing::Test {
     void check() {
       for (int context = 0; context < kContexts; ++context) {
         EXPECT_EQ(signals_[word_at(context)], passes_ * kMessages) << "context " << context;
-        for (std::size_t message = 0; message < kMessages; ++message) {
+        for (std::size_t message = 0; passes_ != 0 && message < kMessages; ++message) {
           for (std::size_t i = 0; i < words_of(message); ++i) {
             ASSERT_EQ(slots_[slot(context, message) + i], kUsed) << context << ' ' << message << ' ' << i;
           }
@@ -299,6 +304,7 @@ class RmaLanes : public ::testing::Test {
     }
   }
 
+  int ports_[2] = {2, 2};  // of a rank
   netapi::Plugin* net_ = nullptr;
   void* net_context_ = nullptr;
   Ranks ranks_{2, 14};
@@ -476,6 +482,110 @@ TEST_F(RmaLanes, PortIsDownBeforeTheContextsAreMade_OtherLaneIsUsed) {
           fault(std::string("link-down device=") + device);
           std::this_thread::sleep_for(std::chrono::milliseconds(200));
         });
+  }
+}
+
+// Lane k uses port k modulo the number of ports, at each end.
+TEST_F(RmaLanes, OnePortBesideTwo_TheTwoAreLanes) {
+  ports_[1] = 1;
+  run_ranks("link-down device=0 op=write qp=any after=20 for=50ms", [&](Rank& rank, Traffic& traffic) {
+    EXPECT_TRUE(traffic.run());
+    EXPECT_TRUE(wait_for_line(rank, "goes on over lane 2"));
+    EXPECT_TRUE(wait_for_line(rank, "works again"));
+    rank.barrier();
+    EXPECT_TRUE(traffic.run());
+  });
+}
+
+TEST_F(RmaLanes, TwoOfThreeLanesFail_AllArrives) {
+  ::setenv("SOFTVERBS_DEVICES", "6", 1);
+  ports_[0] = ports_[1] = 3;
+  run_ranks("link-down device=0 op=write qp=any after=20; link-down device=2 op=write qp=any after=60",
+            [&](Rank& rank, Traffic& traffic) {
+              EXPECT_TRUE(traffic.run());
+              EXPECT_TRUE(traffic.run());
+              EXPECT_TRUE(wait_for_line(rank, "goes on over lane 3"));
+            });
+}
+
+// A rank that waits in a collective call answers: the other one comes to it only when its puts are done.
+TEST_F(RmaLanes, LaneFailsWhilePeerRegisters_AllArrives) {
+  run_ranks("", [&](Rank& rank, Traffic&) {
+    Words source(8192, 7);
+    Words target(8192);
+    void* const from = rank.register_memory(source.data(), source.bytes());
+    void* const to = rank.register_memory(target.data(), target.bytes());
+    rank.barrier();
+    if (rank.number() == 0) {
+      fault("link-down device=0 op=write qp=any after=3");
+      while (lines_in(ranks_.text(0), "goes on over lane 2") == 0) {
+        ASSERT_TRUE(rank.wait_ok(rank.put(0, {from, 0}, source.bytes(), {to, 0}, 1)));
+      }
+    }
+    Words more(8);
+    EXPECT_NE(rank.register_memory(more.data(), more.bytes()), nullptr);
+    EXPECT_EQ(target[8191], rank.number() == 1 ? 7U : 0U);
+  });
+}
+
+// Nobody knows by which port the bytes came.
+TEST_F(RmaLanes, FlushOfDeviceMemory_ReadsOverAllPorts) {
+  constexpr std::chrono::milliseconds kDelay{150};
+  run_ranks("delay op=read device=2 by=150ms", [&](Rank& rank, Traffic&) {
+    const int fd = ::memfd_create("rma_lanes", MFD_CLOEXEC);
+    ASSERT_EQ(::ftruncate(fd, 4096), 0);
+    void* const data = ::mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    void* memory = nullptr;
+    ASSERT_OK(rank.net().reg_mr_dmabuf(rank.coll, data, 4096, nccl::kPtrCuda, 0, fd, 0, &memory));
+    const auto flush = [&] {
+      const Clock::time_point begin = Clock::now();
+      void* request = nullptr;
+      EXPECT_OK(rank.net().iflush(rank.contexts, 1, memory, rank.next(), &request));
+      EXPECT_TRUE(rank.wait_ok(request));
+      return Clock::now() - begin;
+    };
+    const auto with_both = flush();
+    if (rank.number() == 0) {
+      EXPECT_GE(with_both, kDelay);
+      // Without this port there is nothing to wait for.
+      fault("link-down device=2");
+      EXPECT_TRUE(wait_for_line(rank, "lanes to 1 ranks are not used"));
+      EXPECT_LT(flush(), kDelay);
+    }
+    rank.barrier();
+    ::munmap(data, 4096);
+    ::close(fd);
+  });
+}
+
+// It is no failure of a lane.
+TEST_F(RmaLanes, PeerHasDeregistered_CommunicatorFailsWithTheCause) {
+  for (const int rank : {0, 1}) *ranks_.text(rank) = '\0';
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    begin(rank, "");
+    rank.connect();
+    rank.create({.contexts = kContexts});
+    Words words(512, 7);
+    void* const memory = rank.register_memory(words.data(), words.bytes());
+    if (rank.number() == 1) {
+      EXPECT_OK(rank.net().dereg_mr(rank.coll, memory));
+    }
+    rank.barrier();
+    if (rank.number() == 0) {
+      EXPECT_NE(rank.wait(rank.put(0, {memory, 0}, 64, {memory, 0}, 1)), nccl::Result::kSuccess);
+    }
+    const Clock::time_point end = Clock::now() + kLimit;
+    while (!rank.has_error() && Clock::now() < end) std::this_thread::yield();
+    EXPECT_TRUE(rank.has_error());
+    rank.barrier();
+    EXPECT_OK(rank.net().close_coll(rank.coll));
+    EXPECT_OK(rank.net().finalize(rank.instance));
+    EXPECT_OK(net_->finalize(net_context_));
+  });
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(statuses[static_cast<std::size_t>(rank)], 0) << ranks_.text(rank);
+    EXPECT_NE(std::string(ranks_.text(rank)).find("remote access error"), std::string::npos) << ranks_.text(rank);
+    EXPECT_EQ(std::string(ranks_.text(rank)).find("cable"), std::string::npos) << ranks_.text(rank);
   }
 }
 
