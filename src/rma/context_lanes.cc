@@ -154,9 +154,9 @@ bool ContextSet::find_lane(PeerQueue& queue) const noexcept {
     if (queue.sent->ends_with_put()) return true;
   }
   if (wanted == kNoLane || (!queue.left_lane && queue.sent->size() != 0)) return false;
-  if (wanted < lane && !queue.left_lane && queue.context == 0) {
-    VERBATIM_INFO("RMA from rank %u to rank %u goes back to lane %u (%s)", own_rank(), rank_of(queue), wanted + 1,
-                  lane_port(wanted).name.c_str());
+  if (queue.context == 0) {  // the others follow
+    VERBATIM_INFO("RMA from rank %u to rank %u uses lane %u of %zu (%s)", own_rank(), rank_of(queue), wanted + 1,
+                  queue.further_qps.size() + 1, lane_port(wanted).name.c_str());
   }
   queue.sent->start(failover_->first_psn(queue.peer, wanted, queue.context));
   queue.active = queue.qp_of(wanted);
@@ -225,12 +225,8 @@ void ContextSet::leave_lane(const Failover::Left& failed) {
   }
   if (failures().has_failed() || (is_own(failed.peer) && flushes_under_way_[failed.lane] != 0)) return;
   failover_->left(failed.peer, failed.lane);
-  const std::uint32_t next = failover_->lane_for(failed.peer);
-  VERBATIM_INFO("RMA from rank %u to %s goes on over %s; %zu operations are posted again", own_rank(),
-                name_of_peer(failed.peer).c_str(),
-                next == kNoLane ? "the first lane that works again"
-                                : ("lane " + std::to_string(next + 1) + " (" + lane_port(next).name + ")").c_str(),
-                again);
+  VERBATIM_INFO("RMA from rank %u to %s has left lane %u; %zu operations are posted again", own_rank(),
+                name_of_peer(failed.peer).c_str(), failed.lane + 1, again);
 }
 
 // How many of the entries the peer has executed, up to the last signal; nullopt: not known.
