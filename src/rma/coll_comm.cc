@@ -130,9 +130,7 @@ Result<ContextSet*> CollComm::create_locked(const ContextSetupRequest& request) 
   if (!set) return set.error();
   ContextSet* const made = set->get();
   sets_.push_back({std::move(*set)});
-  sets_.back().watch = std::make_unique<StallWatch>(*made, failures_, settings_.monitor.rma_sets(),
-                                                    settings_.config.lane_timeout_ms * kNanosecondsPerMillisecond,
-                                                    !settings_.config.stats_file.empty());
+  sets_.back().watch = std::make_unique<StallWatch>(*made, failures_, settings_.monitor.rma_sets(), settings_.config);
   if (made->failover() != nullptr) add_lanes(*made);
   contexts_in_use_.fetch_add(1);
   // A rank may have ended since it took part.

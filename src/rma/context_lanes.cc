@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "net/transfer/lane_renewal.h"
 #include "rma/context_posting.h"
 #include "rma/failover.h"
 #include "wire/rma.h"
@@ -61,10 +62,13 @@ bool ContextSet::is_end_of_lane(const ibv_wc& completion) noexcept {
     complete_of_lanes(id, false);
     return true;
   }
-  const bool path = completion.status == IBV_WC_RETRY_EXC_ERR || completion.status == IBV_WC_WR_FLUSH_ERR ||
-                    completion.status == IBV_WC_RESP_TIMEOUT_ERR;
   PeerQueue& queue = *request_of(id).queue;
   const std::uint32_t lane = WorkId::is_flush(id) ? WorkId::lane(id) : queue.lane.load(std::memory_order_relaxed);
+  // rxe refuses to send while the link is down, instead of retrying.
+  const bool path = completion.status == IBV_WC_RETRY_EXC_ERR || completion.status == IBV_WC_WR_FLUSH_ERR ||
+                    completion.status == IBV_WC_RESP_TIMEOUT_ERR ||
+                    (completion.status == IBV_WC_LOC_QP_OP_ERR &&
+                     (!failover_->is_used(queue.peer, lane) || link_goes_down(lane_port(lane))));
   // The first one of a QP has another status, except where the other end has moved its QP to ERR.
   const bool flushed = completion.status == IBV_WC_WR_FLUSH_ERR;
   const char* const why =
@@ -72,7 +76,9 @@ bool ContextSet::is_end_of_lane(const ibv_wc& completion) noexcept {
   const char* const next =
       flushed ? "look at the log of the other end: an error there is the cause" : Failover::kLookAtPorts;
   try {
-    if (!path || !failover_->lane_failed(queue.peer, lane, why, next)) return false;
+    if (!path ||
+        !failover_->lane_failed(queue.peer, lane, flushed ? Failover::Last::kKeep : Failover::Last::kLeave, why, next))
+      return false;
   } catch (...) {
     return false;
   }

@@ -446,7 +446,8 @@ void ContextSetup::prepare_failover() {
     if (!ports_up_[port]) set_->failover_->port_down(*parts_.ports[port].device, parts_.ports[port].port_num);
   }
   for (const FailedLane& failed : failed_lanes_) {
-    static_cast<void>(set_->failover_->lane_failed(failed.peer, failed.lane, to_string(failed.error)));
+    static_cast<void>(
+        set_->failover_->lane_failed(failed.peer, failed.lane, Failover::Last::kKeep, to_string(failed.error)));
   }
 }
 

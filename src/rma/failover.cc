@@ -34,7 +34,10 @@ Failover::Failover(const ContextSet& set, const Config& config, const std::vecto
       lane_counts_(lanes),
       send_(std::move(send)),
       first_used_(std::make_unique<std::atomic<std::uint32_t>[]>(lanes.size())) {
-  for (const std::uint32_t count : lane_counts_) lanes_.push_back(std::make_unique<Lane[]>(count));
+  for (const std::uint32_t count : lane_counts_) {
+    lanes_.push_back(std::make_unique<Lane[]>(count));
+    for (std::uint32_t lane = 0; lane < count; ++lane) lanes_.back()[lane].gid = set.lane_port(lane).gid;
+  }
 }
 
 Failover::~Failover() {
@@ -71,6 +74,7 @@ void Failover::begin_failure(std::uint32_t peer, std::uint32_t lane) {
   const bool was_used = failed.step == Step::kUsed;
   failed.unused_rounds = was_used ? 0 : std::min(failed.unused_rounds + 1, kMaxDoublings);
   failed.due_ns = monotonic_ns() + (LaneRenewal::kHoldDownNs << failed.unused_rounds);
+  failed.look_at_gid = false;
   failed.fenced = false;
   failed.peer_fenced = false;
   failed.peer_offer.reset();
@@ -85,21 +89,26 @@ void Failover::begin_failure(std::uint32_t peer, std::uint32_t lane) {
   wake_thread();
 }
 
-bool Failover::lane_failed(std::uint32_t peer, std::uint32_t lane, const std::string& why, const char* next) {
+bool Failover::lane_failed(std::uint32_t peer, std::uint32_t lane, Last last, const std::string& why,
+                           const char* next) {
   std::uint32_t other = kNoLane;
   {
     const MutexLock lock(mutex_);
     const Lane& failed = at(peer, lane);
     if (failed.step == Step::kFailed) return true;
-    if (failed.step == Step::kUsed && !has_other(peer, lane)) return false;
+    const bool may_wait = last == Last::kLeave && config_.reconnect_s != 0;
+    if (failed.step == Step::kUsed && !has_other(peer, lane) && !may_wait) return false;
     begin_failure(peer, lane);
     other = lane_for(peer);
   }
-  if (other == kNoLane) return true;
-  VERBATIM_WARN(
-      "RMA from rank %u to %s: lane %u of %u (%s) has failed: %s; lane %u (%s) is used until it works again. Next: %s",
-      set_.own_rank(), set_.name_of_peer(peer).c_str(), lane + 1, lane_counts_[peer], set_.lane_port(lane).name.c_str(),
-      why.c_str(), other + 1, set_.lane_port(other).name.c_str(), next);
+  const std::string then =
+      other != kNoLane
+          ? "lane " + std::to_string(other + 1) + " (" + set_.lane_port(other).name + ") is used until it works again"
+          : "no other lane works, so operations wait for one, " + std::to_string(config_.reconnect_s) +
+                " s at most (VERBATIM_RECONNECT_S)";
+  VERBATIM_WARN("RMA from rank %u to %s: lane %u of %u (%s) has failed: %s; %s. Next: %s", set_.own_rank(),
+                set_.name_of_peer(peer).c_str(), lane + 1, lane_counts_[peer], set_.lane_port(lane).name.c_str(),
+                why.c_str(), then.c_str(), next);
   return true;
 }
 
@@ -129,6 +138,34 @@ void Failover::port_down(const Device& device, std::uint8_t port) {
       "RMA at rank %u: the link of %s is down: its lanes to %zu ranks are not used until it is up again, and %zu ranks "
       "have no other one. Next: look at this port, its cable and its switch",
       set_.own_rank(), used->name.c_str(), left, last);
+}
+
+void Failover::gids_changed(const Device& device, std::uint8_t port) {
+  const MutexLock lock(mutex_);
+  for (std::uint32_t peer = 0; peer < lane_counts_.size(); ++peer) {
+    for (std::uint32_t lane = 0; lane < lane_counts_[peer]; ++lane) {
+      const Port& own = set_.lane_port(lane);
+      if (own.device == &device && own.port_num == port && own.is_roce()) at(peer, lane).look_at_gid = true;
+    }
+  }
+  wake_thread();
+}
+
+void Failover::check_gid(const Job& job) {
+  GidEntry used;
+  {
+    const MutexLock lock(mutex_);
+    Lane& lane = at(job.peer, job.lane);
+    lane.look_at_gid = false;
+    used = lane.gid;
+  }
+  const Port& port = set_.lane_port(job.lane);
+  ibv_gid now{};
+  const int failed =
+      port.device->verbs().query_gid(port.device->context(), port.port_num, static_cast<int>(used.index), &now);
+  if (failed == 0 && std::memcmp(now.raw, used.gid.raw, sizeof now.raw) == 0) return;
+  static_cast<void>(lane_failed(job.peer, job.lane, Last::kLeave, "the GID of its port has changed",
+                                "nothing, if this was intended: the lane is made again with the new one"));
 }
 
 void Failover::receive(std::uint32_t peer, const wire::RmaLane& message) {
@@ -243,6 +280,7 @@ void Failover::wake_thread() {
 }
 
 Failover::Action Failover::action_of(const Lane& lane, bool own, std::uint64_t now, std::uint64_t& due_ns) const {
+  if (lane.look_at_gid && lane.step != Step::kFailed) return Action::kCheckGid;
   switch (lane.step) {
     case Step::kFailed:
       if (!lane.fenced) return Action::kFence;
@@ -304,6 +342,8 @@ void Failover::run() noexcept {
 
 void Failover::perform(const Job& job) {
   switch (job.action) {
+    case Action::kCheckGid:
+      return check_gid(job);
     case Action::kFence:
       return fence(job);
     case Action::kOffer:
@@ -378,6 +418,7 @@ void Failover::offer(const Job& job) {
     Lane& lane = at(job.peer, job.lane);
     if (lane.changes != job.changes) return;
     lane.expected = std::move(expected);
+    lane.gid = port->gid;
     ++lane.round;
     change(lane, Step::kOffered);
     if (set_.is_own(job.peer)) lane.peer_offer = message;
@@ -388,12 +429,16 @@ void Failover::offer(const Job& job) {
 void Failover::connect(const Job& job) {
   const Port& known = set_.lane_port(job.lane);
   const wire::RmaLane& theirs = *job.peer_offer;
-  const Result<Port> port = refresh_port(known, config_, LogLevel::kInfo);
-  Status connected = port ? Status() : Status(port.error());
+  Port port = known;
+  {
+    const MutexLock lock(mutex_);
+    port.gid = at(job.peer, job.lane).gid;
+  }
+  Status connected;
   if (theirs.psns.size() != set_.contexts()) connected = Error{ErrorKind::kRemote, EPROTO, "offer of a lane"};
   for (const LaneQp& own : lane_qps(set_, job.peer, job.lane)) {
     if (!connected) break;
-    connected = connect_qp(set_, config_, own, *port, {job.peer, job.lane}, &theirs,
+    connected = connect_qp(set_, config_, own, port, {job.peer, job.lane}, &theirs,
                            {job.expected[own.context], theirs.psns[own.context]});
   }
   {

@@ -17,9 +17,9 @@
 // lane to oneself needs no messages. A late packet of an earlier round has no effect: the PSNs of a round begin far
 // from the last ones.
 //
-// While a set has one lane left to a rank, only a message of the peer takes it away; everything else is the failure of
-// the communicator, for which the NIC's retries decide. Any thread; the verbs are called by a thread of this object,
-// which ends when all lanes can be used.
+// The last lane to a rank fails only when the NIC's retries are used up, or by a message of the peer. Then operations
+// wait until a lane comes back, VERBATIM_RECONNECT_S at most. Any thread; the verbs are called by a thread of this
+// object, which ends when all lanes can be used.
 #pragma once
 
 #include <atomic>
@@ -37,6 +37,7 @@
 #include "base/mutex.h"
 #include "base/result.h"
 #include "verbs/device.h"
+#include "verbs/gid.h"
 #include "wire/rma.h"
 
 namespace verbatim::rma {
@@ -57,11 +58,15 @@ class Failover {
   Failover(const Failover&) = delete;
   Failover& operator=(const Failover&) = delete;
 
-  // False: no other lane can be used. The first call for a lane is logged.
+  // The first call for a lane is logged. False: no other lane can be used, and the communicator must not wait for one,
+  // or kKeep says that this one stays in use then.
+  enum class Last : bool { kKeep, kLeave };
   static constexpr const char* kLookAtPorts = "look at this port, its cable and its switch, at both ends";
-  bool lane_failed(std::uint32_t peer, std::uint32_t lane, const std::string& why, const char* next = kLookAtPorts)
-      VERBATIM_EXCLUDES(mutex_);
+  bool lane_failed(std::uint32_t peer, std::uint32_t lane, Last last, const std::string& why,
+                   const char* next = kLookAtPorts) VERBATIM_EXCLUDES(mutex_);
   void port_down(const Device& device, std::uint8_t port) VERBATIM_EXCLUDES(mutex_);
+  // The GID table of a port has changed.
+  void gids_changed(const Device& device, std::uint8_t port) VERBATIM_EXCLUDES(mutex_);
   void receive(std::uint32_t peer, const wire::RmaLane& message) VERBATIM_EXCLUDES(mutex_);
 
   // Without a lock.
@@ -107,9 +112,11 @@ class Failover {
     std::uint64_t due_ns = 0;  // when to look at the port
     Psns expected;             // by this end's QPs: when they were fenced, and at the beginning of the round
     Psns first;                // of this end's packets; empty: 0
+    GidEntry gid;              // of this end's port
+    bool look_at_gid = false;  // it may have changed
   };
   // What the thread does next with a lane.
-  enum class Action : std::uint8_t { kNothing, kFence, kOffer, kConnect, kProbe };
+  enum class Action : std::uint8_t { kNothing, kCheckGid, kFence, kOffer, kConnect, kProbe };
   struct Job {
     Action action = Action::kNothing;
     std::uint32_t peer = 0;
@@ -133,6 +140,7 @@ class Failover {
   // The next job; with none, the thread waits until `due_ns`.
   Job next_job(std::uint64_t now, std::uint64_t& due_ns) VERBATIM_REQUIRES(mutex_);
   void perform(const Job& job) VERBATIM_EXCLUDES(mutex_);
+  void check_gid(const Job& job) VERBATIM_EXCLUDES(mutex_);
   void fence(const Job& job) VERBATIM_EXCLUDES(mutex_);
   void offer(const Job& job) VERBATIM_EXCLUDES(mutex_);
   void connect(const Job& job) VERBATIM_EXCLUDES(mutex_);

@@ -65,13 +65,13 @@ std::string numbers_of_contexts(const ContextSet& set, std::span<const std::size
 
 }  // namespace
 
-StallWatch::StallWatch(const ContextSet& set, Failures& failures, RmaSets& monitored, std::uint64_t lane_timeout_ns,
-                       bool remembers)
+StallWatch::StallWatch(const ContextSet& set, Failures& failures, RmaSets& monitored, const Config& config)
     : set_(set),
       failures_(failures),
       monitored_(monitored),
-      lane_timeout_ns_(set.failover() != nullptr ? lane_timeout_ns : 0),
-      remembers_(remembers),
+      lane_timeout_ns_(set.failover() != nullptr ? config.lane_timeout_ms * kNanosecondsPerMillisecond : 0),
+      no_lane_limit_ns_(config.reconnect_s * kNanosecondsPerSecond),
+      remembers_(!config.stats_file.empty()),
       watched_(set.queues().size()) {
   monitored_.add(*this);
 }
@@ -84,6 +84,15 @@ void StallWatch::port_down(const Device& device, std::uint8_t port) noexcept {
   if (set_.failover() == nullptr) return;
   try {
     set_.failover()->port_down(device, port);
+  } catch (...) {  // the retries find it out too
+    VERBATIM_WARN("no memory to leave a lane of RMA at rank %u", set_.own_rank());
+  }
+}
+
+void StallWatch::gids_changed(const Device& device, std::uint8_t port) noexcept {
+  if (set_.failover() == nullptr) return;
+  try {
+    set_.failover()->gids_changed(device, port);
   } catch (...) {  // the retries find it out too
     VERBATIM_WARN("no memory to leave a lane of RMA at rank %u", set_.own_rank());
   }
@@ -146,7 +155,8 @@ void StallWatch::check_peer(const StallSettings& settings, std::size_t peer, std
       watched.lane_failed_ns = 0;
     } else if (watched.lane_failed_ns == 0 || !is_polled(now)) {
       watched.lane_failed_ns = now;
-    } else if (now - watched.lane_failed_ns >= kAnswerLimitNs) {
+    } else if (now - watched.lane_failed_ns >=
+               (failover->lane_for(queue.peer) == kNoLane ? no_lane_limit_ns_ : kAnswerLimitNs)) {
       return fail_without_lane(queue, now - watched.lane_failed_ns);
     }
     if (lane_timeout_ns_ != 0 && is_polled(now)) {
@@ -155,7 +165,7 @@ void StallWatch::check_peer(const StallSettings& settings, std::size_t peer, std
         continue;
       }
       if (stalled_ns >= lane_timeout_ns_ && failover->is_used(queue.peer, lane)) {
-        failover->lane_failed(queue.peer, lane,
+        failover->lane_failed(queue.peer, lane, Failover::Last::kKeep,
                               "nothing has completed for " + to_seconds(stalled_ns) + " (VERBATIM_LANE_TIMEOUT_MS)");
       }
     }

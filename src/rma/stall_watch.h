@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "base/config.h"
 #include "net/diagnose/diagnosis.h"
 #include "net/monitor/rma_sets.h"
 #include "rma/context_set.h"
@@ -16,16 +17,14 @@ namespace verbatim::rma {
 
 class StallWatch final : public MonitoredRmaSet {
  public:
-  // `remembers`: what the set has carried is for the file of statistics.
-  // `lane_timeout_ns`: without progress for so long, a lane has failed if there is another one; 0: never.
-  StallWatch(const ContextSet& set, Failures& failures, RmaSets& monitored, std::uint64_t lane_timeout_ns,
-             bool remembers);
+  StallWatch(const ContextSet& set, Failures& failures, RmaSets& monitored, const Config& config);
   ~StallWatch();
   StallWatch(const StallWatch&) = delete;
   StallWatch& operator=(const StallWatch&) = delete;
 
   bool check_stalls(const StallSettings& settings, std::uint64_t now) noexcept override;
   void port_down(const Device& device, std::uint8_t port) noexcept override;
+  void gids_changed(const Device& device, std::uint8_t port) noexcept override;
   RmaStats stats(std::uint64_t now) const override;
 
  private:
@@ -59,8 +58,9 @@ class StallWatch final : public MonitoredRmaSet {
   const ContextSet& set_;
   Failures& failures_;
   RmaSets& monitored_;
-  const std::uint64_t lane_timeout_ns_;
-  const bool remembers_;
+  const std::uint64_t lane_timeout_ns_;   // without progress for so long, a lane has failed; 0: never
+  const std::uint64_t no_lane_limit_ns_;  // how long operations wait when no lane can be used
+  const bool remembers_;                  // what the set has carried is for the file of statistics
   // The rest is the monitoring thread's.
   std::vector<Watched> watched_;  // by queue of the set
   std::uint64_t checked_ns_ = 0;

@@ -41,7 +41,9 @@ std::uint64_t word_of(int rank, int context, std::size_t message, std::size_t wo
 class RmaLanes : public ::testing::Test {
  protected:
   ~RmaLanes() override {
-    for (const char* name : {"VERBATIM_TIMEOUT", "VERBATIM_LANE_TIMEOUT_MS", "VERBATIM_FAILOVER"}) ::unsetenv(name);
+    for (const char* name :
+         {"VERBATIM_TIMEOUT", "VERBATIM_LANE_TIMEOUT_MS", "VERBATIM_FAILOVER", "VERBATIM_RECONNECT_S"})
+      ::unsetenv(name);
     ::setenv("SOFTVERBS_DEVICES", "4", 1);
   }
 
@@ -449,6 +451,55 @@ TEST_F(RmaLanes, BothPortsAreDownForAMoment_AllArrives) {
   ::setenv("VERBATIM_TIMEOUT", "14", 1);
   run_ranks("link-down device=0 op=write qp=any after=9; link-down device=2 op=write qp=any after=30 for=200ms",
             [&](Rank&, Traffic& traffic) { EXPECT_TRUE(traffic.run()); });
+}
+
+// The retries of the last lane are used up before one comes back.
+TEST_F(RmaLanes, NoLaneIsLeftForAMoment_AllArrives) {
+  ::setenv("VERBATIM_TIMEOUT", "8", 1);
+  run_ranks("link-down device=0 op=write qp=any after=9; link-down device=2 op=write qp=any after=30 for=300ms",
+            [&](Rank& rank, Traffic& traffic) {
+              EXPECT_TRUE(traffic.run());
+              EXPECT_TRUE(wait_for_line(rank, "lane 2 of 2 (softverbs"));
+              EXPECT_TRUE(wait_for_line(rank, "works again"));
+            });
+}
+
+TEST_F(RmaLanes, NoLaneComesBack_FailsAfterItsTime) {
+  ::setenv("VERBATIM_TIMEOUT", "8", 1);
+  ::setenv("VERBATIM_RECONNECT_S", "1", 1);
+  for (const int rank : {0, 1}) *ranks_.text(rank) = '\0';
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    begin(rank, "link-down device=0 op=write qp=any after=9; link-down device=2 op=write qp=any after=30");
+    rank.connect();
+    rank.create({.contexts = kContexts});
+    Traffic traffic(rank);
+    rank.barrier();
+    const Clock::time_point begin = Clock::now();
+    EXPECT_FALSE(traffic.run());
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(10));
+    EXPECT_TRUE(rank.has_error());
+    rank.barrier();
+    EXPECT_OK(rank.net().close_coll(rank.coll));
+    EXPECT_OK(rank.net().finalize(rank.instance));
+    EXPECT_OK(net_->finalize(net_context_));
+  });
+  for (const int rank : {0, 1}) {
+    EXPECT_EQ(statuses[static_cast<std::size_t>(rank)], 0) << ranks_.text(rank);
+    EXPECT_NE(std::string(ranks_.text(rank)).find("no other one has worked"), std::string::npos) << ranks_.text(rank);
+  }
+}
+
+TEST_F(RmaLanes, GidChanges_LaneIsMadeAgainWithTheNewOne) {
+  run_ranks("", [&](Rank& rank, Traffic& traffic) {
+    if (rank.number() == 0) fault("gid device=0 index=3 address=10.77.0.99 type=rocev2");
+    EXPECT_TRUE(traffic.run());
+    EXPECT_TRUE(wait_for_line(rank, "works again"));
+    rank.barrier();
+    EXPECT_TRUE(traffic.run());
+    rank.barrier();
+    if (rank.number() == 0) fault("link-down device=2");
+    EXPECT_TRUE(traffic.run());
+  });
 }
 
 // The ends lose different lanes, so none is left until one comes back.

@@ -198,6 +198,8 @@ void read_device_events(ConnectionTable& table, const Device& device, std::uint3
     signal_comms(table, device, index, event);
     if (event.event_type == IBV_EVENT_PORT_ERR) {
       table.rma_sets->port_down(device, static_cast<std::uint8_t>(event.element.port_num));
+    } else if (event.event_type == IBV_EVENT_GID_CHANGE) {
+      table.rma_sets->gids_changed(device, static_cast<std::uint8_t>(event.element.port_num));
     }
     try {
       log_event(table, device, event);

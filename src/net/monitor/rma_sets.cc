@@ -52,6 +52,11 @@ void RmaSets::port_down(const Device& device, std::uint8_t port) noexcept {
   for (const Entry& entry : sets_) entry.set->port_down(device, port);
 }
 
+void RmaSets::gids_changed(const Device& device, std::uint8_t port) noexcept {
+  const MutexLock lock(mutex_);
+  for (const Entry& entry : sets_) entry.set->gids_changed(device, port);
+}
+
 std::string RmaSets::state_json(std::uint64_t now) const {
   std::vector<std::string> all;
   const MutexLock lock(mutex_);

@@ -24,6 +24,8 @@ class MonitoredRmaSet {
   virtual bool check_stalls(const StallSettings& settings, std::uint64_t now) noexcept = 0;
   // The link of a port is down. Not the monitoring thread.
   virtual void port_down(const Device& device, std::uint8_t port) noexcept = 0;
+  // The GID table of a port has changed. Not the monitoring thread.
+  virtual void gids_changed(const Device& device, std::uint8_t port) noexcept = 0;
   // Without its number.
   virtual RmaStats stats(std::uint64_t now) const = 0;
 
@@ -44,6 +46,7 @@ class RmaSets {
   // Looks for stalls if it is time for that. Returns when it is to be called again.
   std::uint64_t check(std::uint64_t now) noexcept VERBATIM_EXCLUDES(mutex_);
   void port_down(const Device& device, std::uint8_t port) noexcept VERBATIM_EXCLUDES(mutex_);
+  void gids_changed(const Device& device, std::uint8_t port) noexcept VERBATIM_EXCLUDES(mutex_);
   // The list of the sets, as JSON.
   std::string state_json(std::uint64_t now) const VERBATIM_EXCLUDES(mutex_);
   // What the sets that were removed have carried; they are forgotten.

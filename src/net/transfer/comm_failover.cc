@@ -1,6 +1,4 @@
 // What a comm does when one of its lanes fails (failover.h). Nothing here runs while all lanes work.
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -8,13 +6,12 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "net/transfer/comm.h"
+#include "net/transfer/lane_renewal.h"
 #include "verbs/errors.h"
 
 namespace verbatim {
 namespace {
 
-constexpr std::uint64_t kLinkStateWaitNs = 50 * kNanosecondsPerMillisecond;
-constexpr unsigned kLinkStatePollUs = 1000;
 // The completion, or the peer's word, that says why work requests were flushed may come this much later.
 constexpr std::uint64_t kCauseWaitNs = 500 * kNanosecondsPerMillisecond;
 
@@ -184,15 +181,7 @@ bool Comm::has_lane_down(const std::array<std::uint8_t, 16>& own, const std::arr
 
 // As the device says: an event may come later. rxe refuses work some milliseconds before it says so.
 bool Comm::link_goes_down(std::size_t qp) const {
-  const Port& port = *endpoint_.ports()[endpoint_.qps()[qp].device];
-  const std::uint64_t end = monotonic_ns() + kLinkStateWaitNs;
-  while (true) {
-    const Result<ibv_port_attr> attributes =
-        port.device->verbs().port_attributes(port.device->context(), port.port_num);
-    if (attributes && attributes->state != IBV_PORT_ACTIVE) return true;
-    if (monotonic_ns() >= end) return false;
-    ::usleep(kLinkStatePollUs);
-  }
+  return verbatim::link_goes_down(*endpoint_.ports()[endpoint_.qps()[qp].device]);
 }
 
 std::uint64_t Comm::waited_ns(std::uint64_t now) {

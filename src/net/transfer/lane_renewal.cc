@@ -1,5 +1,7 @@
 #include "net/transfer/lane_renewal.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
@@ -17,6 +19,8 @@ namespace {
 
 // While a link is down, and after a step that failed. The event of a link that comes up ends the pause.
 constexpr std::uint64_t kRetryNs = kNanosecondsPerSecond;
+constexpr std::uint64_t kLinkStateWaitNs = 50 * kNanosecondsPerMillisecond;
+constexpr unsigned kLinkStatePollUs = 1000;
 constexpr unsigned kMaxHoldDoublings = 6;  // of the hold-down: 32 s
 
 // Like the QP `old` of the endpoint, in INIT.
@@ -99,6 +103,17 @@ std::uint64_t port_pause_ns(const Port& port, std::uint64_t now) {
   if (link.changed_ns != 0 && now < usable_ns) return usable_ns - now;
   const Result<ibv_port_attr> attributes = port.device->verbs().port_attributes(port.device->context(), port.port_num);
   return attributes && attributes->state == IBV_PORT_ACTIVE ? 0 : kRetryNs;
+}
+
+bool link_goes_down(const Port& port) {
+  const std::uint64_t end = monotonic_ns() + kLinkStateWaitNs;
+  while (true) {
+    const Result<ibv_port_attr> attributes =
+        port.device->verbs().port_attributes(port.device->context(), port.port_num);
+    if (attributes && attributes->state != IBV_PORT_ACTIVE) return true;
+    if (monotonic_ns() >= end) return false;
+    ::usleep(kLinkStatePollUs);
+  }
 }
 
 bool LaneRenewal::allocate() {

@@ -42,6 +42,9 @@ struct LaneQps {
 // How long the lanes of a port cannot be used yet, because of its link. 0: they can.
 std::uint64_t port_pause_ns(const Port& port, std::uint64_t now);
 
+// After a work request that was refused: whether the port's link is down, or goes down in a moment.
+bool link_goes_down(const Port& port);
+
 class LaneRenewal {
  public:
   // How long the link of a port must be up before its lanes are used again: it may go down again at once.
