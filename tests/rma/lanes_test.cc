@@ -7,10 +7,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "netapi/log.h"
 #include "netapi/plugin.h"
@@ -74,7 +77,9 @@ class RmaLanes : public ::testing::Test {
   // seen.
   class Traffic {
    public:
-    explicit Traffic(Rank& rank) : rank_(rank) {
+    // `on_sent`: called with the number of its messages after each.
+    explicit Traffic(Rank& rank, std::function<void(std::size_t)> on_sent = {})
+        : rank_(rank), on_sent_(std::move(on_sent)) {
       for (int context = 0; context < kContexts; ++context) {
         for (std::size_t message = 0; message < kMessages; ++message) {
           for (std::size_t i = 0; i < kSlotWords; ++i) {
@@ -144,6 +149,7 @@ class RmaLanes : public ::testing::Test {
             {.word = {signal_memory_, 8 * word_at(context)}, .value = 1}, &request);
         if (result != nccl::Result::kSuccess) return false;
         ++state.sent;
+        if (on_sent_) on_sent_(++sent_);
         if (state.sent % 5 != 0 || state.get != nullptr) continue;
         // The other rank's sources do not change.
         state.got = state.sent % kMessages;
@@ -202,6 +208,8 @@ class RmaLanes : public ::testing::Test {
     };
 
     Rank& rank_;
+    const std::function<void(std::size_t)> on_sent_;
+    std::size_t sent_ = 0;  // in all contexts
     Words source_{kContexts * kMessages * kSlotWords};
     Words slots_{kContexts * kMessages * kSlotWords};
     Words got_{kContexts * kSlotWords};
@@ -281,14 +289,16 @@ class RmaLanes : public ::testing::Test {
     }
   }
 
-  void expect_all_arrives(const std::string& faults, const char* of_rank_1 = "") {
+  // `on_sent`: see Traffic; of rank 0.
+  void expect_all_arrives(const std::string& faults, const char* of_rank_1 = "",
+                          const std::function<void(std::size_t)>& on_sent = {}) {
     for (const int rank : {0, 1}) *ranks_.text(rank) = '\0';
     const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
       if (rank.number() == 1 && *of_rank_1 != '\0') ::setenv("SOFTVERBS_FAULTS", of_rank_1, 1);
       begin(rank, faults);
       rank.connect();
       rank.create({.contexts = kContexts});
-      Traffic traffic(rank);
+      Traffic traffic(rank, rank.number() == 0 ? on_sent : std::function<void(std::size_t)>());
       rank.barrier();
       EXPECT_TRUE(traffic.run());
       rank.barrier();
@@ -375,6 +385,33 @@ TEST_F(RmaLanes, FailoverIsOff_PutFails) {
     EXPECT_OK(net_->finalize(net_context_));
   });
   for (const int rank : {0, 1}) EXPECT_EQ(statuses[static_cast<std::size_t>(rank)], 0) << ranks_.text(rank);
+}
+
+// A fault that is not softverbs': RMA_LANES_FAULT is a shell command that gets a line of input when rank 0 has posted
+// RMA_LANES_AFTER messages. It runs from the start: a process that was started then could be too late.
+TEST_F(RmaLanes, FaultByCommand_AllArrivesAndEachSignalCountsOnce) {
+  const char* const command = std::getenv("RMA_LANES_FAULT");
+  const char* const after = std::getenv("RMA_LANES_AFTER");
+  if (command == nullptr || after == nullptr) GTEST_SKIP() << "without RMA_LANES_FAULT and RMA_LANES_AFTER";
+  int ended[2] = {-1, -1};  // the command inherits the end for writing: the other one reads its end
+  ASSERT_EQ(::pipe(ended), 0);
+  std::FILE* const input = ::popen(command, "w");
+  ASSERT_NE(input, nullptr);
+  ::close(ended[1]);
+  expect_all_arrives("", "", [&](std::size_t sent) {
+    if (sent == std::strtoul(after, nullptr, 10)) {
+      std::fputc('\n', input);
+      std::fflush(input);
+    }
+    // The last messages meet the fault, however late it is.
+    char unused = 0;
+    if (sent == kContexts * kMessages - 4) {
+      EXPECT_EQ(::read(ended[0], &unused, 1), 0);
+    }
+  });
+  ::close(ended[0]);
+  EXPECT_EQ(::pclose(input), 0) << command;
+  for (const int rank : {0, 1}) std::printf("log of rank %d:\n%s", rank, ranks_.text(rank));
 }
 
 TEST_F(RmaLanes, LinkComesBack_FirstLaneIsUsedAgain) {

@@ -33,6 +33,7 @@ MODULES = (
     "crc32_generic",  # rxe finds the checksum by name, so that depmod does not see the dependency
     "crc32c_generic",
     "dummy",
+    "veth",
     "sch_netem",
     "tcp_diag",
     "ib_uverbs",

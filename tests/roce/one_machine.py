@@ -3,6 +3,7 @@
 import re
 
 import bandwidth
+import rma
 from bandwidth import MTU
 from programs import (
     PAUSE,
@@ -135,6 +136,7 @@ PARTS = {
     "workloads": check_workloads,
     "conformance": check_conformance,
     "lifecycle": check_lifecycle,
+    "rma": rma.check,
     "other-operations": check_other_operations,
     "all-tables": check_conformance_of_all_tables,
     "bandwidth": bandwidth.compare,
