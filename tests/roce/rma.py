@@ -32,6 +32,8 @@ UNTIL_ACTIVE = "until [ $(rdma link | grep -c 'rxe[1-4]/1 state ACTIVE') = 4 ]; 
 # 268 ms per attempt. With a retry count of 7, the default, rxe retries without end.
 FEW_RETRIES = {"VERBATIM_TIMEOUT": "16", "VERBATIM_RETRY_CNT": "3"}
 LANE_TIMEOUT = {"VERBATIM_LANE_TIMEOUT_MS": "300"}
+# Takes the routes with it. The kernel refuses rxe's packets, which does not retry (IBV_WC_LOC_QP_OP_ERR).
+LINK_DOWN = ("ip", "link set veth1 down", "ip link set veth1 up; ip route add 10.78.0.0/24 dev veth1 table 1")
 
 
 def lose_all(end):
@@ -81,6 +83,8 @@ def check_lanes(report, machine, programs):
         expect(min(rank_0 for rank_0, _ in results) <= 2, f"signals that the peer has executed are posted again: {results}")
     with report.case("rma: requests are lost, and rxe retries without end"):
         run_lanes(report, machine, programs, lose_all("veth1"), LANE_TIMEOUT, (30,))
+    with report.case("rma: a link goes down"):
+        run_lanes(report, machine, programs, LINK_DOWN, FEW_RETRIES, (15, 60))
     with report.case("rma: these devices are removed"):
         succeed(machine.start(NO_WIRES))
 
