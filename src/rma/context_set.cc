@@ -57,7 +57,7 @@ ErrorKind ContextSet::flush(Target target, const Memory* memory, void** request)
 
 ErrorKind ContextSet::get(Target target, Part remote, std::uint64_t bytes, Part local, void** request) noexcept {
   if (start_usual<OperationKind::kGet>(target, local, bytes, remote, {}, request)) {
-    return batch_.is_full() ? post_full_batch() : ErrorKind::kNone;
+    return batch_.end_operation() ? post_full_batch() : ErrorKind::kNone;
   }
   return start_unusual({target, OperationKind::kGet, local, remote, bytes, {}}, request);
 }
@@ -119,9 +119,9 @@ ErrorKind ContextSet::start_unusual(const Call& call, void** request) noexcept {
       append<OperationKind::kGet>(*queue, operation, request);
       break;
     case OperationKind::kFlush:
-      break;  // start_held begins it
+      return ErrorKind::kNone;  // start_held begins it
   }
-  return ErrorKind::kNone;
+  return batch_.end_operation() ? post_full_batch() : ErrorKind::kNone;
 }
 
 ErrorKind ContextSet::start_held(Target target, PeerQueue& queue, OperationKind kind, const Operation& operation,

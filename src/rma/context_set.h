@@ -276,7 +276,7 @@ class ContextSet {
  private:
   friend class ContextSetup;
 
-  static constexpr int kPollBatch = 8;
+  static constexpr int kPollBatch = 16;
 
   // nullptr: no such context, or a rank that is not spoken to.
   PeerQueue* find_queue(Target target) const noexcept;
@@ -307,7 +307,10 @@ class ContextSet {
   // Fills in the next work request of a request, whose queue has room for it.
   void fill_piece(PeerQueue& queue, Request& request, WorkRequest& work) noexcept;
   bool post_piece(PeerQueue& queue, Request& request) noexcept;
-  void poll(ibv_cq* cq) noexcept;
+  ErrorKind test_pending(Request& request, int* done) noexcept;
+  ErrorKind post_and_end_test(Request& request, int* done) noexcept;
+  static ErrorKind end_test(Request& request, int* done) noexcept;
+  bool poll(ibv_cq* cq) noexcept;
   static void count_completed(const Request& request) noexcept;
   void complete(std::uint64_t id) noexcept;
   void complete_piece(std::uint64_t id) noexcept;

@@ -19,11 +19,11 @@ struct WorkRequest {
 
 class SendBatch {
  public:
-  // A put with a signal needs two.
-  static constexpr std::size_t kMostWork = 16;
+  // A program that keeps 32 puts under way has one doorbell for all of them.
+  static constexpr int kOperations = 32;
 
   SendBatch() {
-    for (std::size_t i = 0; i < kMostWork; ++i) {
+    for (std::size_t i = 0; i + 1 < work_.size(); ++i) {
       work_[i].request.next = &work_[i + 1].request;
       work_[i].request.sg_list = &work_[i].segment;
       work_[i].request.num_sge = 1;
@@ -32,31 +32,34 @@ class SendBatch {
   SendBatch(const SendBatch&) = delete;
   SendBatch& operator=(const SendBatch&) = delete;
 
-  bool is_empty() const { return end_ == work_.data(); }
-  // There may be no place for the two work requests of a put with a signal.
-  bool is_full() const { return end_ > work_.data() + kMostWork - 2; }
+  bool is_empty() const { return free_ == kOperations; }
   // Where the work requests go. Only of an empty batch it may be changed.
   PeerQueue* queue() const { return queue_; }
   void set_queue(PeerQueue* queue) { queue_ = queue; }
 
   // The next work request, to be filled in: everything but `next` and the list of one segment.
   WorkRequest& add() { return *end_++; }
+  // Called after the work requests of each operation. True: the batch is full.
+  bool end_operation() { return --free_ == 0; }
 
   // Posts all, and is empty. Returns what ibv_post_send returns.
   int post(ibv_qp* qp) {
     WorkRequest* const last = end_ - 1;
     end_ = work_.data();
+    free_ = kOperations;
     last->request.next = nullptr;
-    ibv_send_wr* refused = nullptr;
-    const int returned = ibv_post_send(qp, &work_[0].request, &refused);
+    const int returned = ibv_post_send(qp, &work_[0].request, &refused_);
     last->request.next = &last[1].request;
     return returned;
   }
 
  private:
-  std::array<WorkRequest, kMostWork + 1> work_;  // linked; the last one is never used
+  // A put with a signal has two work requests. Linked; the last one is never used.
+  std::array<WorkRequest, 2 * kOperations + 1> work_;
   WorkRequest* end_ = work_.data();
+  int free_ = kOperations;  // operations
   PeerQueue* queue_ = nullptr;
+  ibv_send_wr* refused_ = nullptr;  // not looked at: the first failure ends the communicator
 };
 
 }  // namespace verbatim::rma

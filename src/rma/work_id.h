@@ -20,6 +20,8 @@ struct WorkId {
   static std::uint64_t make_piece(const Request& request, bool last) {
     return make(request) + kPiece + (last ? kLast : 0);
   }
+  // Of one that is no piece.
+  static Request& whole_request(std::uint64_t id) { return *reinterpret_cast<Request*>(id); }
   static Request& request(std::uint64_t id) { return *reinterpret_cast<Request*>(id & ~kKind); }
   static bool is_piece(std::uint64_t id) { return (id & kPiece) != 0; }
   static bool is_last_piece(std::uint64_t id) { return (id & kLast) != 0; }
