@@ -5,8 +5,9 @@
 #include <cstring>
 #include <thread>
 #include <utility>
+#include <vector>
 
-#include "nccl/types.h"
+#include "nccl/rma_v13.h"
 #include "ranks/failure.h"
 #include "ranks/loaded_plugin.h"
 #include "workload/content.h"
@@ -14,13 +15,21 @@
 namespace verbatim::perf::cost {
 namespace {
 
-constexpr int kMaxTests = 1'000'000;  // of one request; reading a clock is too slow under valgrind
+constexpr int kMaxTests = 1'000'000;       // of one request; reading a clock is too slow under valgrind
+constexpr int kMaxIdle = 100 * kMaxTests;  // of a stream, whose device's thread may wait for a core
 constexpr std::uint32_t kTarget = 1;
+
+// Both versions have the same functions.
+PutCalls calls_of(const netapi::RmaPlugin& plugin) {
+  const auto take = [](const auto& table) { return PutCalls{table.iput, table.test}; };
+  return plugin.api_version() == 13 ? take(*static_cast<const nccl::rma_v13::Rma*>(plugin.table()))
+                                    : take(*static_cast<const nccl::rma_v14::Rma*>(plugin.table()));
+}
 
 }  // namespace
 
 MeasuredPuts::MeasuredPuts(std::unique_ptr<netapi::RmaPlugin> plugin, std::size_t most_bytes)
-    : plugin_(std::move(plugin)) {
+    : plugin_(std::move(plugin)), calls_(calls_of(*plugin_)), most_bytes_(std::max<std::size_t>(most_bytes, 1)) {
   std::array<std::array<char, nccl::kNetHandleMaxBytes>, 2> handles{};
   void* all[] = {handles[0].data(), handles[1].data()};
   for (int rank = 0; rank < 2; ++rank) {
@@ -30,8 +39,8 @@ MeasuredPuts::MeasuredPuts(std::unique_ptr<netapi::RmaPlugin> plugin, std::size_
     ranks::require(plugin_->devices(&devices), "devices");
     if (devices == 0) throw ranks::Failure("the plugin has no RMA device; run under tools/softverbs");
     ranks::require(plugin_->listen(state.instance, 0, all[rank], &state.listen), "listen");
-    state.bytes.resize(std::max<std::size_t>(most_bytes, 1));
-    if (rank == 0) workload::Pattern(1, most_bytes).produce(state.bytes.data(), state.bytes.size(), 0);
+    state.bytes = memory_->allocate(most_bytes_);
+    if (rank == 0) workload::Pattern(1, most_bytes_).produce(state.bytes, most_bytes_, 0);
   }
   collective(
       [&](RankState& own, int rank) { return plugin_->connect(own.instance, all, 2, rank, own.listen, &own.coll); },
@@ -39,11 +48,9 @@ MeasuredPuts::MeasuredPuts(std::unique_ptr<netapi::RmaPlugin> plugin, std::size_
   for (const RankState& own : ranks_) ranks::require(plugin_->close_listen(own.listen), "closeListen");
   collective([&](RankState& own, int) { return plugin_->create_context(own.coll, {}, &own.contexts); },
              "createContext");
-  collective(
-      [&](RankState& own, int) {
-        return plugin_->reg_mr(own.coll, own.bytes.data(), own.bytes.size(), nccl::kPtrHost, 0, &own.data);
-      },
-      "regMrSym");
+  collective([&](RankState& own,
+                 int) { return plugin_->reg_mr(own.coll, own.bytes, most_bytes_, nccl::kPtrHost, 0, &own.data); },
+             "regMrSym");
   collective(
       [&](RankState& own, int) {
         return plugin_->reg_mr(own.coll, &own.signal, sizeof own.signal, nccl::kPtrHost, nccl::kMrForceStrictOrdering,
@@ -117,27 +124,29 @@ void MeasuredPuts::put_bursts(std::size_t bytes, int times) {
   }
 }
 
-void MeasuredPuts::put_stream(std::size_t bytes, int under_way, int times) {
-  std::vector<void*> requests(static_cast<std::size_t>(under_way));  // a ring
-  int started = 0;
-  int tested = 0;
+void MeasuredPuts::put_stream(std::size_t bytes, std::size_t times) {
+  const RankState& own = ranks_[0];
+  std::array<void*, kUnderWay> requests{};  // a ring
+  std::size_t started = 0;
+  std::size_t tested = 0;
   for (int idle = 0; tested < times; ++idle) {
-    for (; started < times && started - tested < under_way; ++started) {
-      start_put(bytes, &requests[static_cast<std::size_t>(started % under_way)]);
+    for (const std::size_t until = std::min(times, tested + kUnderWay); started < until; ++started) {
+      ranks::require(
+          calls_.iput(own.contexts, 0, 0, own.data, bytes, 0, own.data, kTarget, &requests[started % kUnderWay]),
+          "iput");
     }
-    for (int done = 1; done != 0 && tested < started;) {
-      ranks::require(plugin_->test(ranks_[0].coll, requests[static_cast<std::size_t>(tested % under_way)], &done),
-                     "test");
+    for (; tested < started; ++tested) {
+      int done = 0;
+      ranks::require(calls_.test(own.coll, requests[tested % kUnderWay], &done), "test");
       if (done == 0) break;
-      ++tested;
       idle = 0;
     }
-    if (idle == kMaxTests) throw ranks::Failure("a put did not complete in all tests");
+    if (idle == kMaxIdle) throw ranks::Failure("a put did not complete in all tests");
   }
 }
 
 void MeasuredPuts::check(std::size_t bytes) const {
-  if (std::memcmp(ranks_[0].bytes.data(), ranks_[kTarget].bytes.data(), bytes) != 0) {
+  if (std::memcmp(ranks_[0].bytes, ranks_[kTarget].bytes, bytes) != 0) {
     throw ranks::Failure("the bytes that were put are wrong");
   }
   const std::uint64_t arrived = __atomic_load_n(&ranks_[kTarget].signal, __ATOMIC_ACQUIRE);

@@ -5,17 +5,26 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <vector>
 
+#include "memory/memory.h"
+#include "nccl/rma_v14.h"
 #include "netapi/rma.h"
 
 namespace verbatim::perf::cost {
+
+// Functions of the plugin's table, for rates: called directly, as NCCL does.
+struct PutCalls {
+  decltype(nccl::rma_v14::Rma::iput) iput;
+  decltype(nccl::rma_v14::Rma::test) test;
+};
 
 // Used by one thread. Throws Failure when the plugin fails.
 class MeasuredPuts {
  public:
   // Puts of a burst, all started before the first test.
   static constexpr int kBurst = 8;
+  // Puts of a stream.
+  static constexpr std::size_t kUnderWay = 32;
 
   // Puts of `most_bytes` at most.
   MeasuredPuts(std::unique_ptr<netapi::RmaPlugin> plugin, std::size_t most_bytes);
@@ -30,8 +39,8 @@ class MeasuredPuts {
   void put_signal(std::size_t bytes, int times);
   // `times` puts in bursts.
   void put_bursts(std::size_t bytes, int times);
-  // `times` puts, of which `under_way` are started before the oldest is tested.
-  void put_stream(std::size_t bytes, int under_way, int times);
+  // `times` puts, of which `kUnderWay` are started before the oldest is tested.
+  void put_stream(std::size_t bytes, std::size_t times);
   // Throws Failure when the bytes or the signal that have arrived are wrong.
   void check(std::size_t bytes) const;
 
@@ -47,7 +56,7 @@ class MeasuredPuts {
     void* contexts = nullptr;
     void* data = nullptr;   // handle of `bytes`
     void* words = nullptr;  // handle of `signal`
-    std::vector<std::byte> bytes;
+    std::byte* bytes = nullptr;
     alignas(8) std::uint64_t signal = 0;
   };
 
@@ -57,6 +66,9 @@ class MeasuredPuts {
   void finish(void* request);
 
   const std::unique_ptr<netapi::RmaPlugin> plugin_;
+  const PutCalls calls_;
+  const std::size_t most_bytes_;
+  const std::unique_ptr<memory::Memory> memory_ = memory::make_host_memory();
   RankState ranks_[2];
   std::uint64_t signals_ = 0;  // that were sent
   void* incomplete_ = nullptr;
