@@ -160,11 +160,13 @@ bool ContextSet::find_lane(PeerQueue& queue) const noexcept {
     if (queue.sent->ends_with_put()) return true;
   }
   if (wanted == kNoLane || (!queue.left_lane && queue.sent->size() != 0)) return false;
+  const std::optional<std::uint32_t> psn = failover_->enter(queue.peer, wanted, queue.context);
+  if (!psn) return false;
   if (queue.context == 0) {  // the others follow
     VERBATIM_INFO("RMA from rank %u to rank %u uses lane %u of %zu (%s)", own_rank(), rank_of(queue), wanted + 1,
                   queue.further_qps.size() + 1, lane_port(wanted).name.c_str());
   }
-  queue.sent->start(failover_->first_psn(queue.peer, wanted, queue.context));
+  queue.sent->start(*psn);
   queue.active = queue.qp_of(wanted);
   queue.left_lane = false;
   queue.lane.store(wanted, std::memory_order_release);
@@ -187,7 +189,7 @@ void ContextSet::add_to_batch(Target target, PeerQueue& queue, Request& request)
     fill_piece(queue, request, batch_.add());
     --queue.free_work;
   }
-  if (batch_.is_full()) post_batch();
+  if (batch_.end_operation()) post_batch();
 }
 
 void ContextSet::look_after_lanes() noexcept {

@@ -19,6 +19,7 @@
 #include "net/transfer/endpoint_block.h"
 #include "rma/lane_qps.h"
 #include "rma/queue_order.h"
+#include "rma/work_id.h"
 #include "verbs/device.h"
 #include "verbs/errors.h"
 
@@ -406,6 +407,8 @@ Result<bool> ContextSetup::reports_psns(const Port& port, std::uint32_t index) {
   ibv_qp* const qp = set_->flush_qp(0, index);
   ibv_sge segment{parts_.scratch, 1, parts_.scratch_lkeys[index]};
   ibv_send_wr read = {};
+  // If it is late, the data path finds it: it has no meaning there.
+  read.wr_id = WorkId::make_probe(static_cast<std::uint32_t>(peers_.size()), index);
   read.sg_list = &segment;
   read.num_sge = 1;
   read.opcode = IBV_WR_RDMA_READ;

@@ -40,7 +40,10 @@ Failover::Failover(const ContextSet& set, const Config& config, const std::vecto
       first_used_(std::make_unique<std::atomic<std::uint32_t>[]>(lanes.size())) {
   for (const std::uint32_t count : lane_counts_) {
     lanes_.push_back(std::make_unique<Lane[]>(count));
-    for (std::uint32_t lane = 0; lane < count; ++lane) lanes_.back()[lane].gid = set.lane_port(lane).gid;
+    for (std::uint32_t lane = 0; lane < count; ++lane) {
+      lanes_.back()[lane].gid = set.lane_port(lane).gid;
+      lanes_.back()[lane].entered = lane == 0 || lanes_.size() == lane_counts_.size();
+    }
   }
 }
 
@@ -85,10 +88,10 @@ void Failover::begin_failure(std::uint32_t peer, std::uint32_t lane) {
   failed.peer_connected = false;
   change(failed, Step::kFailed);
   if (was_used) {
-    failed.left = false;
-    failed.executed.reset();
-    ++to_leave_;
     set_used(peer, lane, false);
+    failed.executed.reset();
+    failed.left = !failed.entered;
+    to_leave_ += failed.left ? 0U : 1U;
   }
   wake_thread();
 }
@@ -231,14 +234,17 @@ void Failover::left(std::uint32_t peer, std::uint32_t lane) {
   wake_thread();
 }
 
-std::uint32_t Failover::first_psn(std::uint32_t peer, std::uint32_t lane, std::uint32_t context) const {
+std::optional<std::uint32_t> Failover::enter(std::uint32_t peer, std::uint32_t lane, std::uint32_t context) {
   const MutexLock lock(mutex_);
-  const Psns& first = at(peer, lane).first;
-  return context < first.size() ? first[context] : 0;
+  Lane& used = at(peer, lane);
+  if (used.step != Step::kUsed) return std::nullopt;
+  used.entered = true;
+  return context < used.first.size() ? used.first[context] : 0;
 }
 
 void Failover::use(std::uint32_t peer, std::uint32_t lane) {
   change(at(peer, lane), Step::kUsed);
+  at(peer, lane).entered = set_.is_own(peer);  // flushes enter all lanes to oneself
   set_used(peer, lane, true);
   // Those that were kept because there was no other one.
   const std::uint64_t now = monotonic_ns();

@@ -87,8 +87,9 @@ class Failover {
   std::vector<Left> take_news() VERBATIM_EXCLUDES(mutex_);
   // Nothing that it has posted on the lane is outstanding.
   void left(std::uint32_t peer, std::uint32_t lane) VERBATIM_EXCLUDES(mutex_);
-  // Of the next packet that a QP of a lane sends, when nothing was posted on it in this round.
-  std::uint32_t first_psn(std::uint32_t peer, std::uint32_t lane, std::uint32_t context) const
+  // It begins to use a lane with the QP of this context. Returns the PSN of its next packet; nullopt: the lane has
+  // failed meanwhile.
+  std::optional<std::uint32_t> enter(std::uint32_t peer, std::uint32_t lane, std::uint32_t context)
       VERBATIM_EXCLUDES(mutex_);
   // The WRITE of 0 bytes has completed.
   void probe_ended(std::uint32_t peer, std::uint32_t lane, bool works) VERBATIM_EXCLUDES(mutex_);
@@ -103,7 +104,8 @@ class Failover {
     std::uint32_t changes = 0;     // of `step` or `round`: a step that was made meanwhile has no effect
     unsigned unused_rounds = 0;    // in succession
     bool fenced = false;           // kFailed: this end
-    bool left = true;              // by the data path, since it was used
+    bool entered = false;          // by the data path, since it can be used
+    bool left = true;              // by the data path, since it has failed
     bool probing = false;          // the WRITE of 0 bytes has not completed
     bool peer_fenced = false;      // kFailed
     std::optional<Psns> executed;  // by the peer when the lane was used
