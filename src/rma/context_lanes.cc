@@ -15,14 +15,6 @@
 #include "wire/rma.h"
 
 namespace verbatim::rma {
-namespace {
-
-std::uint32_t packets_of(std::uint64_t bytes, ibv_mtu mtu) {
-  const std::uint64_t packet_bytes = std::uint64_t{128} << mtu;
-  return static_cast<std::uint32_t>(std::max<std::uint64_t>((bytes + packet_bytes - 1) / packet_bytes, 1));
-}
-
-}  // namespace
 
 std::uint32_t ContextSet::rank_of(const PeerQueue& queue) const {
   return is_own(queue) ? own_rank() : path_of(queue).rank;
@@ -47,11 +39,6 @@ void ContextSet::set_lane_keys(WorkRequest& work, const PeerQueue& queue, const 
   } else if (operation.remote_memory != nullptr) {
     work.request.wr.rdma.rkey = operation.remote_memory->rkey_of(rank, lane);
   }
-}
-
-void ContextSet::note_sent(PeerQueue& queue, SentWork::Entry entry, std::uint64_t bytes) noexcept {
-  const std::uint32_t lane = queue.lane.load(std::memory_order_relaxed);
-  queue.sent->add(entry, entry.kind == SentWork::Kind::kSignal ? 1 : packets_of(bytes, lane_path(queue, lane).mtu));
 }
 
 // The end of a lane is not the end of the communicator.
@@ -168,6 +155,7 @@ bool ContextSet::find_lane(PeerQueue& queue) const noexcept {
   }
   queue.sent->start(*psn);
   queue.active = queue.qp_of(wanted);
+  queue.packet_shift = packet_shift(lane_path(queue, wanted).mtu);
   queue.left_lane = false;
   queue.lane.store(wanted, std::memory_order_release);
   return true;

@@ -197,8 +197,10 @@ void ContextSet::fill_piece(PeerQueue& queue, Request& request, WorkRequest& wor
     if (piece.bytes == 0) work.request.num_sge = 0;
   }
   if (failover_ != nullptr) {
-    set_lane_keys(work, queue, request.operation, entry.kind == SentWork::Kind::kSignal);
-    note_sent(queue, entry, piece.bytes);
+    const bool is_signal = entry.kind == SentWork::Kind::kSignal;
+    // The operation has the keys of the first lane.
+    if (queue.active != queue.qp.get()) set_lane_keys(work, queue, request.operation, is_signal);
+    queue.sent->add(entry, is_signal ? 1 : packets_of(piece.bytes, queue.packet_shift));
   }
 }
 

@@ -164,6 +164,7 @@ struct PeerQueue {
   ibv_qp* active = nullptr;            // of the lane in use
   std::atomic<std::uint32_t> lane{0};  // in use; the data path's thread writes it
   bool left_lane = false;              // `lane` was left: the next post needs one
+  std::uint8_t packet_shift = 0;       // of the lane: a packet carries at most 2^packet_shift bytes
   std::unique_ptr<SentWork> sent;      // in a set with several lanes
 
   ibv_qp* qp_of(std::uint32_t which) const { return which == 0 ? qp.get() : further_qps[which - 1].get(); }
@@ -339,7 +340,6 @@ class ContextSet {
   ErrorKind flush_ports(std::uint32_t context, const Memory& memory, void** request) noexcept;
   void complete_of_lanes(std::uint64_t id, bool works) noexcept;
   static std::optional<std::size_t> executed_entries(const SentWork& sent, std::uint32_t psn);
-  void note_sent(PeerQueue& queue, SentWork::Entry entry, std::uint64_t bytes) noexcept;
   bool is_end_of_lane(const ibv_wc& completion) noexcept;
   void set_lane_keys(WorkRequest& work, const PeerQueue& queue, const Operation& operation, bool signal) const;
   std::uint32_t rank_of(const PeerQueue& queue) const;

@@ -435,7 +435,10 @@ void ContextSetup::prepare_failover() {
   if (!has_several_lanes()) return;
   std::vector<std::uint32_t> lanes;
   for (std::size_t peer = 0; peer <= peers_.size(); ++peer) lanes.push_back(lanes_to(peer));
-  for (PeerQueue& queue : set_->queues_) queue.sent = std::make_unique<SentWork>(queue.free_work);
+  for (PeerQueue& queue : set_->queues_) {
+    queue.sent = std::make_unique<SentWork>(queue.free_work);
+    queue.packet_shift = packet_shift(set_->lane_path(queue, 0).mtu);
+  }
   const ContextSet& set = *set_;
   PeerRanks& ranks = parts_.ranks;
   set_->failover_ = std::make_unique<Failover>(

@@ -13,6 +13,13 @@ namespace verbatim::rma {
 
 struct Request;
 
+constexpr std::uint8_t packet_shift(ibv_mtu mtu) {
+  return static_cast<std::uint8_t>(7 + mtu);  // IBV_MTU_256 is 1
+}
+constexpr std::uint32_t packets_of(std::uint64_t bytes, std::uint8_t shift) {
+  return bytes == 0 ? 1 : static_cast<std::uint32_t>(((bytes - 1) >> shift) + 1);
+}
+
 class SentWork {
  public:
   enum class Kind : std::uint8_t { kPut, kSignal, kGet };
@@ -35,18 +42,18 @@ class SentWork {
   }
 
   std::size_t size() const { return count_; }
-  const Entry& operator[](std::size_t i) const { return entries_[(first_ + i) % entries_.size()]; }
+  const Entry& operator[](std::size_t i) const { return entries_[place(i)]; }
   // A packet carries at most the path MTU; a READ takes as many numbers as its response has packets.
   void add(Entry entry, std::uint32_t packets) {
     posted_ += packets;
     entry.end = posted_;
     if (entry.kind != Kind::kGet) ends_with_put_ = entry.kind == Kind::kPut;
-    entries_[(first_ + count_++) % entries_.size()] = entry;
+    entries_[place(count_++)] = entry;
   }
   // A QP completes in order.
   void remove_first() {
     acknowledged_ = entries_[first_].end;
-    first_ = (first_ + 1) % entries_.size();
+    first_ = place(1);
     --count_;
   }
   // One of them has completed with an error.
@@ -59,6 +66,11 @@ class SentWork {
   bool ends_with_put() const { return ends_with_put_; }
 
  private:
+  std::size_t place(std::size_t i) const {
+    const std::size_t at = first_ + i;
+    return at < entries_.size() ? at : at - entries_.size();
+  }
+
   std::vector<Entry> entries_;
   std::size_t first_ = 0;
   std::size_t count_ = 0;

@@ -278,6 +278,22 @@ TEST_F(Cost, OnePut_StaysWithinInstructionLimit) {
   EXPECT_LT(5, puts[0]["instructions_test_incomplete"]["plugin"]);
 }
 
+// What a rank remembers for the loss of a port is dearer than the put.
+TEST_F(Cost, OnePutOverMergedDevices_StaysWithinInstructionLimit) {
+  if (!has_valgrind()) GTEST_SKIP() << "valgrind is not installed";
+  const Json puts =
+      measure_puts({"--plugin", setting("PERF_PLUGIN"), "--merge", "2", "--sizes", "8,4K"}, {"SOFTVERBS_DEVICES=2"});
+  ASSERT_EQ(1U, puts.size());
+  for (const Json& cell : puts[0]["cells"]) {
+    EXPECT_DOUBLE_EQ(1.0 / 8, cell["put_burst"]["post_send"]) << cell;
+    for (const auto& [kind, limit] :
+         {std::pair("put", 560), std::pair("put_signal", 740), std::pair("put_burst", 530)}) {
+      EXPECT_GE(limit, cell[kind]["instructions"]["plugin"]) << kind << ' ' << cell;
+    }
+  }
+  EXPECT_GE(160, puts[0]["instructions_test_incomplete"]["plugin"]);
+}
+
 TEST_F(Cost, PutsOfAPluginWithoutRmaTable_AreRejected) {
   const Outcome outcome = run({"cost", "--plugin", setting("MUTATE"), "--what", "puts", "--no-instructions"});
   EXPECT_NE(0, outcome.status);

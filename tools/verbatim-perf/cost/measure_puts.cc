@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <climits>
+#include <memory>
 #include <utility>
 
 #include "ranks/loaded_plugin.h"
@@ -8,6 +9,7 @@
 #include "verbatim-perf/cost/collection.h"
 #include "verbatim-perf/cost/counters.h"
 #include "verbatim-perf/cost/measure.h"
+#include "verbatim-perf/cost/measured_connection.h"
 #include "verbatim-perf/cost/measured_puts.h"
 
 namespace verbatim::perf::cost {
@@ -58,6 +60,14 @@ Json count_verbs(const CostOptions& options, MeasuredPuts& puts) {
   return cells;
 }
 
+// The RMA table knows the devices that the net table has merged. nullptr: none are merged.
+std::unique_ptr<PluginUnderTest> merge_devices(const CostOptions& options) {
+  if (options.merge == 1) return nullptr;
+  netapi::Opened opened = netapi::open_plugin(options.plugins.front());
+  if (opened.plugin == nullptr) throw ranks::Failure(opened.error);
+  return std::make_unique<PluginUnderTest>(std::move(opened.plugin), options.merge);
+}
+
 }  // namespace
 
 int put_count(const CostOptions& options) {
@@ -75,6 +85,7 @@ ranks::ExitStatus measure_puts(const CostOptions& options) {
               {"api_version", opened.plugin->api_version()},
               {"object", object_of(opened.plugin->table())}};
   try {
+    const std::unique_ptr<PluginUnderTest> merged = merge_devices(options);
     MeasuredPuts puts(std::move(opened.plugin), *std::max_element(options.sizes.begin(), options.sizes.end()));
     if (options.part == kPutInstructionsPart) {
       measure_put_instructions(options, puts);
