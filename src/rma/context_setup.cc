@@ -111,7 +111,7 @@ Status ContextSetup::create() {
     if (!port && single) return port.error();
     // Another lane can be used until this port is up.
     ports_up_.push_back(up && port);
-    parts_.ports.push_back(port ? std::move(*port) : *known);
+    parts_.ports.push_back(port ? *port : *known);
   }
   if (work_of(false) < kWorkPerRequest) return Error{ErrorKind::kUsage, ENOMEM, "ibv_create_cq"};
   set_ = std::make_unique<ContextSet>(parts_, static_cast<std::size_t>(request_.contexts), peers_.size());
@@ -137,7 +137,7 @@ std::uint32_t ContextSetup::lanes_to(std::size_t peer) const {
 
 // One for each device. Only one lane to a peer has outstanding work requests at a time.
 Status ContextSetup::create_cqs() {
-  const std::size_t to_oneself = work_of(true) * (has_several_lanes() ? 2U : 1U);  // that of flushes too
+  const std::size_t to_oneself = std::size_t{work_of(true)} * (has_several_lanes() ? 2 : 1);  // that of flushes too
   const std::size_t entries =
       static_cast<std::size_t>(request_.contexts) * (peers_.size() * work_of(false) + to_oneself);
   for (const Port& port : parts_.ports) {
