@@ -48,7 +48,8 @@ bool is_passing(const Error& error);
 // day: neither data nor the kernel's keepalive probes. Without kernel support it stays open.
 void set_keepalive(const UniqueFd& socket, unsigned seconds);
 
-// The peer gets a reset, and no end of file.
+// When it is closed, the peer gets a reset, and no end of file.
+void reset_on_close(const UniqueFd& socket);
 void close_with_reset(UniqueFd& socket);
 // Whether neither end has closed or reset the connection, as far as this host knows.
 bool is_established(const UniqueFd& socket);

@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "rma/further_connections.h"
 
 namespace verbatim::rma {
 namespace {
@@ -58,9 +59,32 @@ Status CollComm::read_port_counts(const std::vector<wire::RmaExchange>& received
     }
     port_counts_[peer.rank] = body[0];
   }
-  // Then a rank may send at any time that a lane has failed.
-  if (*std::max_element(port_counts_.begin(), port_counts_.end()) == 1) return {};
-  for (const PeerRank& peer : ranks_.all()) settings_.monitor.socket_ends().watch_messages(peer.channel->fd());
+  return *std::max_element(port_counts_.begin(), port_counts_.end()) == 1 ? Status() : connect_further();
+}
+
+Status CollComm::connect_further() {
+  if (const Status connected = FurtherConnections(ranks_, settings_.config, settings_.interfaces).run(); !connected) {
+    return connected.error();
+  }
+  // A rank may send at any time that a lane has failed.
+  for (const PeerRank& peer : ranks_.all()) {
+    for (const int fd : peer.channel->fds()) {
+      if (fd != peer.channel->fd()) {
+        if (const Status watched = watch(peer, fd); !watched) return watched.error();
+      }
+      settings_.monitor.socket_ends().watch_messages(fd);
+    }
+  }
+  return {};
+}
+
+Status CollComm::watch(const PeerRank& peer, int fd) {
+  auto observer = std::make_unique<Observer>(*this, peer, fd);
+  if (const Status watched = settings_.monitor.socket_ends().watch(fd, *observer); !watched) {
+    VERBATIM_WARN("watching the connection to %s failed: %s", peer.name.c_str(), to_string(watched.error()).c_str());
+    return watched.error();
+  }
+  observers_.push_back(std::move(observer));
   return {};
 }
 
@@ -68,23 +92,14 @@ Status CollComm::prepare() {
   Result<ControlMemory> scratch = ControlMemory::create(ports_, kScratchBytes);
   if (!scratch) return scratch.error();
   scratch_ = std::move(*scratch);
-  for (std::size_t i = 0; i < ranks_.all().size(); ++i) {
-    auto observer = std::make_unique<Observer>(*this, i);
-    if (const Status watched = settings_.monitor.socket_ends().watch(ranks_.all()[i].channel->fd(), *observer);
-        !watched) {
-      VERBATIM_WARN("watching the connection to %s failed: %s", ranks_.all()[i].name.c_str(),
-                    to_string(watched.error()).c_str());
-      return watched.error();
-    }
-    observers_.push_back(std::move(observer));
+  for (const PeerRank& peer : ranks_.all()) {
+    if (const Status watched = watch(peer, peer.channel->fd()); !watched) return watched.error();
   }
   return {};
 }
 
 CollComm::~CollComm() {
-  for (std::size_t i = 0; i < observers_.size(); ++i) {
-    settings_.monitor.socket_ends().unwatch(ranks_.all()[i].channel->fd());
-  }
+  for (const std::unique_ptr<Observer>& observer : observers_) settings_.monitor.socket_ends().unwatch(observer->fd());
 }
 
 Error CollComm::fail_exception(const char* call) noexcept {

@@ -17,6 +17,7 @@
 #include "base/config.h"
 #include "base/mutex.h"
 #include "base/result.h"
+#include "base/socket_interface.h"
 #include "net/monitor/monitor.h"
 #include "net/transfer/memory.h"
 #include "rma/context_setup.h"
@@ -36,6 +37,7 @@ struct CollSettings {
   const std::string& host_name;
   Monitor& monitor;
   Memories& memories;
+  const std::vector<SocketInterface>& interfaces;  // for TCP, the first is that of the side channel
   unsigned max_recvs = 1;
   Instance& owner;
 };
@@ -72,15 +74,15 @@ class CollComm {
   // The end of the connection to one rank, and its messages where ranks have several lanes.
   class Observer final : public SocketEndObserver {
    public:
-    Observer(CollComm& comm, std::size_t peer) : comm_(comm), peer_(peer) {}
-    void socket_ready() noexcept override { comm_.receive_from(comm_.ranks_.all()[peer_]); }
-    bool socket_is_open() const noexcept override {
-      return comm_.ranks_.all()[peer_].channel->end() == Channel::End::kOpen;
-    }
+    Observer(CollComm& comm, const PeerRank& peer, int fd) : comm_(comm), peer_(peer), fd_(fd) {}
+    void socket_ready() noexcept override { comm_.receive_from(peer_); }
+    bool socket_is_open() const noexcept override { return peer_.channel->works(fd_); }
+    int fd() const { return fd_; }
 
    private:
     CollComm& comm_;
-    const std::size_t peer_;
+    const PeerRank& peer_;
+    const int fd_;
   };
   struct CreatedSet {
     std::unique_ptr<ContextSet> set;
@@ -97,6 +99,9 @@ class CollComm {
            std::uint32_t rank);
 
   Status prepare();
+  Status watch(const PeerRank& peer, int fd);
+  // Where ranks have several ports.
+  Status connect_further();
   // From the exchange of connect: how many ports each rank has. An error has been logged.
   Status read_port_counts(const std::vector<wire::RmaExchange>& received);
   void receive_from(const PeerRank& peer) noexcept;
@@ -122,7 +127,7 @@ class CollComm {
   PeerRanks ranks_;
   Failures failures_;
   std::optional<ControlMemory> scratch_;
-  std::vector<std::unique_ptr<Observer>> observers_;  // those that the monitor knows, by peer
+  std::vector<std::unique_ptr<Observer>> observers_;  // those that the monitor knows
   std::atomic<std::size_t> contexts_in_use_{0};
   mutable Mutex mutex_;  // held during collective calls
   std::vector<CreatedSet> sets_ VERBATIM_GUARDED_BY(mutex_);

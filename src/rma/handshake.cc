@@ -44,12 +44,6 @@ Handshake::Handshake(const HandshakeSettings& settings, const UniqueFd& listener
   }
 }
 
-// With an even number of ranks, the lower half connects to the ranks that are opposite in the ring.
-std::uint32_t Handshake::connects() const {
-  const std::uint32_t half = (ranks() - 1) / 2;
-  return half + (ranks() % 2 == 0 && rank_ < ranks() / 2 ? 1U : 0U);
-}
-
 bool Handshake::expects(std::uint32_t rank) const {
   if (rank >= ranks() || rank == rank_) return false;
   const std::uint32_t distance = (rank + ranks() - rank_) % ranks();

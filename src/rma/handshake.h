@@ -27,6 +27,12 @@ struct PeerRank {
   std::unique_ptr<Channel> channel;
 };
 
+// To how many ranks a rank connects, the next ones in ring order; the others connect to it. With an even number of
+// ranks, the lower half connects to the ranks that are opposite in the ring.
+constexpr std::uint32_t connects_to(std::uint32_t rank, std::uint32_t ranks) {
+  return (ranks - 1) / 2 + (ranks % 2 == 0 && rank < ranks / 2 ? 1U : 0U);
+}
+
 struct HandshakeSettings {
   const Config& config;
   const sockaddr_storage& local_address;
@@ -62,8 +68,7 @@ class Handshake {
   };
 
   std::uint32_t ranks() const { return static_cast<std::uint32_t>(handles_.size()); }
-  // How many ranks this one connects to; the others connect to it.
-  std::uint32_t connects() const;
+  std::uint32_t connects() const { return connects_to(rank_, ranks()); }
   bool expects(std::uint32_t rank) const;
   Status accept();
   // True: the connection is made.

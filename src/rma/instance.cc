@@ -81,6 +81,7 @@ Instance::Instance(Context& context)
                 .host_name = process_.host_name,
                 .monitor = process_.monitor,
                 .memories = memories_,
+                .interfaces = process_.interfaces,
                 .max_recvs = process_.max_recvs,
                 .owner = *this} {}
 

@@ -29,6 +29,7 @@ const char* call_name(wire::RmaCall call) {
     case wire::RmaCall::kOffer:
       return "creating contexts";
     case wire::RmaCall::kReady:
+    case wire::RmaCall::kAddresses:
       return "connecting";
     case wire::RmaCall::kRegister:
       break;
@@ -105,7 +106,7 @@ void PeerRanks::wait(std::vector<Awaited>& awaited, std::uint64_t deadline_ns) c
   std::vector<pollfd> sockets;
   for (const Awaited& one : awaited) {
     const int events = (one.received ? 0 : POLLIN) | (one.sent ? 0 : POLLOUT);
-    sockets.push_back({one.is_complete() ? -1 : one.peer->channel->fd(), static_cast<short>(events), 0});
+    sockets.push_back({one.is_complete() ? -1 : one.peer->channel->open_fd(), static_cast<short>(events), 0});
   }
   sockets.push_back({wake_.get(), POLLIN, 0});
   poll_until(sockets, deadline_ns);
@@ -132,7 +133,7 @@ bool PeerRanks::wait_for_ends(std::uint64_t deadline_ns) const {
     std::vector<pollfd> sockets;
     for (const PeerRank& peer : peers_) {
       peer.channel->receive();
-      if (peer.channel->end() == Channel::End::kOpen) sockets.push_back({peer.channel->fd(), POLLIN, 0});
+      if (peer.channel->end() == Channel::End::kOpen) sockets.push_back({peer.channel->open_fd(), POLLIN, 0});
     }
     if (sockets.empty()) return true;
     if (monotonic_ns() >= deadline_ns) return false;

@@ -130,6 +130,13 @@ std::vector<std::uint8_t> encode_rma_registration(const RmaRegistration& registr
   return std::move(writer).take();
 }
 
+std::vector<std::uint8_t> encode_rma_addresses(const RmaAddresses& addresses) {
+  Writer writer;
+  writer.fields(addresses.token, static_cast<std::uint8_t>(addresses.addresses.size()));
+  for (const Address& address : addresses.addresses) writer.fields(address.ip, address.port);
+  return std::move(writer).take();
+}
+
 std::vector<std::uint8_t> encode_rma_text(const std::string& text) {
   Writer writer;
   writer.put(text);
@@ -156,7 +163,7 @@ Result<RmaExchange> decode_rma_exchange(std::span<const std::uint8_t> body) {
   RmaExchange exchange;
   code_rma_exchange(reader, exchange);
   constexpr std::size_t kFixedBytes = sizeof exchange.call + sizeof exchange.outcome + sizeof exchange.sequence;
-  const bool known = exchange.call >= RmaCall::kOffer && exchange.call <= RmaCall::kRegister &&
+  const bool known = exchange.call >= RmaCall::kOffer && exchange.call <= RmaCall::kAddresses &&
                      exchange.outcome <= RmaOutcome::kRepeats;
   if (!reader.complete() || !known) return damaged("damaged message of a collective call");
   const std::span<const std::uint8_t> rest = body.subspan(kFixedBytes);
@@ -204,6 +211,18 @@ Result<RmaRegistration> decode_rma_registration(std::span<const std::uint8_t> bo
     return damaged("damaged registration");
   }
   return registration;
+}
+
+Result<RmaAddresses> decode_rma_addresses(std::span<const std::uint8_t> body) {
+  Reader reader(body);
+  RmaAddresses addresses;
+  reader.fields(addresses.token);
+  const std::size_t count = reader.get<std::uint8_t>();
+  if (!reader.complete() || count > kMaxAddresses) return damaged("damaged list of addresses");
+  addresses.addresses.resize(count);
+  for (Address& address : addresses.addresses) reader.fields(address.ip, address.port);
+  if (!reader.complete()) return damaged("damaged list of addresses");
+  return addresses;
 }
 
 std::string decode_rma_text(std::span<const std::uint8_t> body) {

@@ -19,6 +19,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "wire/address.h"
 #include "wire/handle.h"
 #include "wire/handshake.h"
 #include "wire/limits.h"
@@ -54,7 +55,7 @@ struct RmaHello {
 };
 
 // The collective calls.
-enum class RmaCall : std::uint8_t { kOffer = 1, kReady = 2, kRegister = 3 };
+enum class RmaCall : std::uint8_t { kOffer = 1, kReady = 2, kRegister = 3, kAddresses = 4 };
 
 // kRepeats: a registration as dma-buf has failed, and this rank will call once more for the same exchange.
 enum class RmaOutcome : std::uint8_t { kDone = 0, kFailed = 1, kRepeats = 2 };
@@ -80,6 +81,16 @@ struct RmaOffer {
   std::uint32_t rank_stride = 1;
   std::vector<RmaOfferedLane> lanes;
 };
+
+// kAddresses, where a rank has several ports: where the sending rank listens for further TCP connections of the
+// receiving one. Such a connection begins with the token, from the connecting rank and then from the other one. Then it
+// carries the same messages as the first one, each with its number in front: its place among all messages of its
+// sender.
+struct RmaAddresses {
+  std::array<std::uint8_t, 16> token{};  // of the two ranks
+  std::vector<Address> addresses;
+};
+using RmaMessageNumber = std::uint32_t;
 
 // kRegister
 struct RmaRegistration {
@@ -112,6 +123,7 @@ std::vector<std::uint8_t> encode_rma_failed(const std::string& text);
 std::vector<std::uint8_t> encode_rma_lane(const RmaLane& lane);
 std::vector<std::uint8_t> encode_rma_offer(const RmaOffer& offer);                       // a body
 std::vector<std::uint8_t> encode_rma_registration(const RmaRegistration& registration);  // a body
+std::vector<std::uint8_t> encode_rma_addresses(const RmaAddresses& addresses);           // a body
 std::vector<std::uint8_t> encode_rma_text(const std::string& text);                      // a body
 
 // kArgument: a message of another protocol. kUsage: of another version.
@@ -122,6 +134,7 @@ Result<RmaHello> decode_rma_hello(std::span<const std::uint8_t> body);
 Result<RmaExchange> decode_rma_exchange(std::span<const std::uint8_t> body);
 Result<RmaOffer> decode_rma_offer(std::span<const std::uint8_t> body);
 Result<RmaLane> decode_rma_lane(std::span<const std::uint8_t> body);
+Result<RmaAddresses> decode_rma_addresses(std::span<const std::uint8_t> body);
 Result<RmaRegistration> decode_rma_registration(std::span<const std::uint8_t> body);
 std::string decode_rma_text(std::span<const std::uint8_t> body);
 

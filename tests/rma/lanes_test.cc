@@ -1,6 +1,7 @@
 // Lanes that fail under puts, gets and signals: no byte is wrong, and each signal counts once. Each of the two ranks is
 // a process with two ports, merged by the network's table as NCCL does it: rank 0 has the devices 0 and 2, rank 1 has 1
 // and 3. Faults are those of rank 0's process, from its start or when a test begins them.
+#include <sched.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <thread>
@@ -55,7 +57,9 @@ class RmaLanes : public ::testing::Test {
     if (rank.number() == 0 && !faults.empty()) ::setenv("SOFTVERBS_FAULTS", faults.c_str(), 1);
     char* const text = ranks_.text(rank.number());
     netapi::set_log_callback([text](const netapi::LogLine& line) {
-      if (line.text.find("lane") == std::string::npos && line.level != nccl::DebugLogLevel::kWarn) return;
+      const bool is_wanted =
+          line.text.find("lane") != std::string::npos || line.text.find("TCP connection") != std::string::npos;
+      if (!is_wanted && line.level != nccl::DebugLogLevel::kWarn) return;
       std::strncat(text, line.text.c_str(), Ranks::kTextBytes - std::strlen(text) - 2);
       std::strcat(text, "\n");
     });
@@ -727,6 +731,51 @@ TEST_F(RmaLanes, PeerHasDeregistered_CommunicatorFailsWithTheCause) {
     EXPECT_NE(std::string(ranks_.text(rank)).find("remote access error"), std::string::npos) << ranks_.text(rank);
     EXPECT_EQ(std::string(ranks_.text(rank)).find("cable"), std::string::npos) << ranks_.text(rank);
   }
+}
+
+// A network namespace of its own, with two interfaces. False: the system forbids it.
+bool enter_network() {
+  const std::string map = "0 " + std::to_string(::geteuid()) + " 1";
+  if (::unshare(CLONE_NEWUSER | CLONE_NEWNET) != 0) return false;
+  std::ofstream("/proc/self/setgroups") << "deny";
+  std::ofstream("/proc/self/uid_map") << map;
+  return std::system(
+             "set -e; ip link set lo up; for i in 0 1; do ip link add rail$i type veth peer name end$i; "
+             "ip link set end$i up; ip addr add 10.9.$i.1/24 dev rail$i; ip link set rail$i up; done") == 0;
+}
+
+class RmaInterfaces : public RmaLanes {
+ protected:
+  void SetUp() override {
+    if (!enter_network()) GTEST_SKIP() << "no permission to make a network namespace, or no program ip";
+    ::setenv("VERBATIM_SOCKET_IFNAME", "=rail0,rail1", 1);
+    ::setenv("VERBATIM_KEEPALIVE_S", "3", 1);
+  }
+};
+
+// The first interface is lost together with the port: the ranks agree over the other one.
+TEST_F(RmaInterfaces, FirstInterfaceIsLost_LaneIsLeftAndComesBack) {
+  run_ranks("", [&](Rank& rank, Traffic& traffic) {
+    EXPECT_TRUE(traffic.run());
+    meet(rank);
+    const Clock::time_point begin = Clock::now();
+    if (rank.number() == 0) {
+      EXPECT_EQ(std::system("ip addr del 10.9.0.1/24 dev rail0"), 0);
+      fault("link-down device=0");
+      EXPECT_TRUE(wait_for_line(rank, "are not used until"));
+    }
+    meet(rank);
+    EXPECT_TRUE(traffic.run());
+    EXPECT_TRUE(wait_for_line(rank, "has left lane 1"));
+    EXPECT_LT(Clock::now() - begin, std::chrono::seconds(2));  // before the kernel gives up the first connection
+    EXPECT_TRUE(wait_for_line(rank, "others to this rank go on"));
+    meet(rank);
+    if (rank.number() == 0) fault("link-up device=0");
+    EXPECT_TRUE(wait_for_line(rank, "works again"));
+    Words words(8);
+    EXPECT_NE(rank.register_memory(words.data(), words.bytes()), nullptr);
+    EXPECT_TRUE(traffic.run());
+  });
 }
 
 }  // namespace

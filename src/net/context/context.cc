@@ -347,6 +347,7 @@ ProcessParts Context::process_parts() const {
           .devices = *process_.devices,
           .monitor = *process_.monitor,
           .side_channel = process_.side_channel.address,
+          .interfaces = process_.interfaces,
           .side_channel_name = connect_settings_.side_channel_name,
           .host_name = process_.host_name,
           .identity = connect_settings_.process,

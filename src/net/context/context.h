@@ -15,6 +15,7 @@
 #include "base/config.h"
 #include "base/mutex.h"
 #include "base/result.h"
+#include "base/socket_interface.h"
 #include "net/connect/connector.h"
 #include "net/connect/endpoint_pool.h"
 #include "net/connect/listen_comm.h"
@@ -33,8 +34,9 @@ struct ProcessParts {
   std::span<const Port> ports;  // physical devices, by NCCL's index
   const NetDevices& devices;
   Monitor& monitor;
-  const sockaddr_storage& side_channel;  // address for TCP, port 0
-  std::string side_channel_name;         // interface and address, for messages
+  const sockaddr_storage& side_channel;            // address for TCP, port 0
+  const std::vector<SocketInterface>& interfaces;  // for further TCP connections; the first is side_channel
+  std::string side_channel_name;                   // interface and address, for messages
   const std::string& host_name;
   wire::PeerIdentity identity;  // without a device and a listen
   unsigned max_recvs = 1;
