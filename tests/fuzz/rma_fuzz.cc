@@ -107,6 +107,18 @@ Bytes offer_body(fuzz::Input& input, std::uint32_t contexts, std::uint8_t ports)
   return wire::encode_rma_offer(offer);
 }
 
+// Nothing listens there.
+Bytes addresses_body(fuzz::Input& input) {
+  wire::RmaAddresses addresses;
+  addresses.token[0] = input.get<std::uint8_t>();
+  addresses.addresses.resize(input.get<std::uint8_t>() % (wire::kMaxAddresses + 2));
+  for (wire::Address& address : addresses.addresses) {
+    address.ip = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1};
+    address.port = 1;
+  }
+  return wire::encode_rma_addresses(addresses);
+}
+
 // What the input makes of the messages of a correct rank after the handshake.
 struct Script {
   std::vector<Bytes> messages;
@@ -116,17 +128,19 @@ struct Script {
 
 Script make_script(fuzz::Input& input, std::uint32_t contexts) {
   Script script;
-  constexpr wire::RmaCall kCalls[] = {wire::RmaCall::kReady, wire::RmaCall::kOffer, wire::RmaCall::kReady,
-                                      wire::RmaCall::kRegister};
+  constexpr wire::RmaCall kCalls[] = {wire::RmaCall::kReady, wire::RmaCall::kAddresses, wire::RmaCall::kOffer,
+                                      wire::RmaCall::kReady, wire::RmaCall::kRegister};
   std::uint32_t sequence = 0;
   std::uint8_t ports = 1;
   for (const wire::RmaCall call : kCalls) {
+    if (call == wire::RmaCall::kAddresses && ports <= 1) continue;
     wire::RmaExchange exchange{.call = call, .sequence = sequence++, .body = {}};
     const auto flags = input.get<std::uint8_t>();
     if (sequence == 1) {  // the first one
       if ((flags & 16) != 0) ports = input.get<std::uint8_t>() % 4;
       exchange.body = {ports};
     }
+    if (call == wire::RmaCall::kAddresses) exchange.body = addresses_body(input);
     if (call == wire::RmaCall::kOffer) exchange.body = offer_body(input, contexts, ports);
     if (call == wire::RmaCall::kRegister) {
       wire::RmaRegistration registration{reinterpret_cast<std::uint64_t>(g_memory.data()), kMemoryBytes, {1}};
@@ -136,7 +150,7 @@ Script make_script(fuzz::Input& input, std::uint32_t contexts) {
       exchange.body = wire::encode_rma_registration(registration);
     }
     if ((flags & 32) != 0) {
-      exchange.call = static_cast<wire::RmaCall>(input.get<std::uint8_t>() % 5);
+      exchange.call = static_cast<wire::RmaCall>(input.get<std::uint8_t>() % 6);
       exchange.outcome = static_cast<wire::RmaOutcome>(input.get<std::uint8_t>() % 4);
       exchange.sequence += input.get<std::uint8_t>() % 3U;
     }
@@ -145,6 +159,8 @@ Script make_script(fuzz::Input& input, std::uint32_t contexts) {
     if (script.messages.empty() && exchange.sequence == 0) {
       script.connects = (flags & (32 | 64)) == 0 && ports != 0 && message == wire::encode_rma_exchange(exchange);
     }
+    if (call == wire::RmaCall::kAddresses && (flags & (32 | 64)) != 0) script.connects = false;
+    if (message != wire::encode_rma_exchange(exchange) && call == wire::RmaCall::kAddresses) script.connects = false;
     for (int copies = (flags & 64) == 0 ? 1 : input.get<std::uint8_t>() % 20; copies > 0; --copies) {
       script.messages.push_back(message);
     }

@@ -108,6 +108,20 @@ TEST(RmaMessages, RegistrationWithoutKeys_IsRefused) {
   EXPECT_FALSE(decode_rma_registration(encode_rma_registration({.address = 4096, .bytes = 64, .rkeys = {}})));
 }
 
+TEST(RmaMessages, Addresses_AreReadAsTheyWereWritten) {
+  const auto body = encode_rma_addresses({.token = {7, 8}, .addresses = {{.ip = {1, 2}, .port = 3}, {.port = 4}}});
+  const Result<RmaAddresses> read = decode_rma_addresses(body);
+  ASSERT_TRUE(read);
+  EXPECT_EQ(read->token[1], 8);
+  ASSERT_EQ(read->addresses.size(), 2U);
+  EXPECT_EQ(read->addresses[0].ip[1], 2);
+  EXPECT_EQ(read->addresses[1].port, 4);
+  for (std::size_t bytes = 0; bytes < body.size(); ++bytes) {
+    EXPECT_FALSE(decode_rma_addresses(std::span(body).first(bytes)));
+  }
+  EXPECT_FALSE(decode_rma_addresses(encode_rma_addresses({.addresses = std::vector<Address>(kMaxAddresses + 1)})));
+}
+
 TEST(RmaMessages, Lane_IsReadAsItWasWritten) {
   const auto message = encode_rma_lane({.step = RmaLaneStep::kOffered,
                                         .set = 3,
