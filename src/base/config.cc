@@ -225,12 +225,13 @@ std::vector<Row> rows() {
       number_row(
           "VERBATIM_LANE_TIMEOUT_MS", nullptr, &Config::lane_timeout_ms, 0, 3'600'000, "5000",
           "A lane is down when nothing that was sent on it is acknowledged for so many milliseconds, while messages on "
-          "another lane of the connection are; for RMA when nothing completes for so long, if there is another lane; 0: "
+          "another lane of the connection are; for RMA when nothing completes for so long, if there is another lane; "
+          "0: "
           "never. See [A lane that fails](#a-lane-that-fails)."),
-      number_row(
-          "VERBATIM_RECONNECT_S", nullptr, &Config::reconnect_s, 0, 86'400, "60",
-          "How long a connection, and RMA of merged devices, waits until a lane is back when none works, in seconds; 0: "
-          "it fails at once. See [A lane that fails](#a-lane-that-fails)."),
+      number_row("VERBATIM_RECONNECT_S", nullptr, &Config::reconnect_s, 0, 86'400, "60",
+                 "How long a connection, and RMA of merged devices, waits until a lane is back when none works, in "
+                 "seconds; 0: "
+                 "it fails at once. See [A lane that fails](#a-lane-that-fails)."),
       number_row("VERBATIM_MAX_RECVS", nullptr, &Config::max_recvs, 1, 8, "8",
                  "Receives that NCCL may group into one irecv."),
       {"VERBATIM_GID_INDEX", "NCCL_IB_GID_INDEX", "0 to 255, `auto` or -1, or `device=index,...`", "auto",

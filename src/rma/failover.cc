@@ -355,7 +355,7 @@ void Failover::perform(const Job& job) {
     case Action::kCheckGid:
       return check_gid(job);
     case Action::kFence:
-      return fence(job);
+      return fence_all();
     case Action::kOffer:
       return offer(job);
     case Action::kConnect:
@@ -374,16 +374,39 @@ void Failover::send(const Job& job, wire::RmaLane message) const {
   send_(job.peer, message, stops_);
 }
 
-void Failover::fence(const Job& job) {
-  const Port& port = set_.lane_port(job.lane);
-  Psns psns(set_.contexts(), wire::kNoPsn);
-  std::vector<LaneQp> qps = lane_qps(set_, job.peer, job.lane);
-  // A device that refuses has failed: then nothing is known.
-  std::erase_if(qps, [&](const LaneQp& own) { return !to_error(own.qp, *port.device) || own.is_for_flushes; });
+std::vector<Failover::Job> Failover::jobs_to_fence() {
+  std::vector<Job> jobs;
+  const MutexLock lock(mutex_);
+  for (std::uint32_t peer = 0; peer < lane_counts_.size(); ++peer) {
+    for (std::uint32_t index = 0; index < lane_counts_[peer]; ++index) {
+      const Lane& lane = at(peer, index);
+      if (lane.step != Step::kFailed || lane.fenced) continue;
+      jobs.push_back(
+          {.action = Action::kFence, .peer = peer, .lane = index, .round = lane.round, .changes = lane.changes});
+    }
+  }
+  return jobs;
+}
+
+// A port that is lost is that of a lane to every rank: all of them wait together.
+void Failover::fence_all() {
+  const std::vector<Job> jobs = jobs_to_fence();
+  std::vector<std::vector<LaneQp>> moved;
+  for (const Job& job : jobs) {
+    const Device& device = *set_.lane_port(job.lane).device;
+    std::vector<LaneQp>& qps = moved.emplace_back(lane_qps(set_, job.peer, job.lane));
+    // A device that refuses has failed: then nothing is known.
+    std::erase_if(qps, [&](const LaneQp& own) { return !to_error(own.qp, device) || own.is_for_flushes; });
+  }
   ::usleep(kLastPacketUs);
+  for (std::size_t i = 0; i < jobs.size(); ++i) fence(jobs[i], moved[i]);
+}
+
+void Failover::fence(const Job& job, const std::vector<LaneQp>& qps) {
+  Psns psns(set_.contexts(), wire::kNoPsn);
   for (const LaneQp& own : qps) {
     if (!set_.reports_psns(job.lane)) break;
-    const Result<std::uint32_t> psn = expected_psn(own.qp, *port.device);
+    const Result<std::uint32_t> psn = expected_psn(own.qp, *set_.lane_port(job.lane).device);
     if (psn) psns[own.context] = *psn;
   }
   {

@@ -43,6 +43,7 @@
 namespace verbatim::rma {
 
 class ContextSet;
+struct LaneQp;
 
 inline constexpr std::uint32_t kNoLane = 0xffffffff;
 
@@ -143,7 +144,9 @@ class Failover {
   Job next_job(std::uint64_t now, std::uint64_t& due_ns) VERBATIM_REQUIRES(mutex_);
   void perform(const Job& job) VERBATIM_EXCLUDES(mutex_);
   void check_gid(const Job& job) VERBATIM_EXCLUDES(mutex_);
-  void fence(const Job& job) VERBATIM_EXCLUDES(mutex_);
+  std::vector<Job> jobs_to_fence() VERBATIM_EXCLUDES(mutex_);
+  void fence_all() VERBATIM_EXCLUDES(mutex_);
+  void fence(const Job& job, const std::vector<LaneQp>& qps) VERBATIM_EXCLUDES(mutex_);
   void offer(const Job& job) VERBATIM_EXCLUDES(mutex_);
   void connect(const Job& job) VERBATIM_EXCLUDES(mutex_);
   void probe(const Job& job) VERBATIM_EXCLUDES(mutex_);
