@@ -136,7 +136,13 @@ void Channel::send_last(const std::vector<std::uint8_t>& message) {
   send(message);
   const MutexLock lock(mutex_);
   for (const Connection& connection : connections_) {
-    if (connection.works) ::shutdown(connection.socket.get(), SHUT_WR);
+    if (!connection.works) continue;
+    // Behind a part of a message the end of file would look like that of a process.
+    if (!connection.unsent.empty() && all_sent()) {
+      reset_on_close(connection.socket);
+    } else {
+      ::shutdown(connection.socket.get(), SHUT_WR);
+    }
   }
 }
 
@@ -184,7 +190,10 @@ bool Channel::read_message(Connection& connection) {
     }
     wire::RmaMessageNumber number = connection.received;
     if (connection.numbered) std::memcpy(&number, incoming.data(), sizeof number);
-    if (number > next_) return false;
+    if (number > next_) {
+      if (!other_works(connection)) set_end(End::kLost, "a message is missing");
+      return false;
+    }
     if (number == next_) {
       ++next_;
       process(header->type, std::span(incoming).subspan(begin));

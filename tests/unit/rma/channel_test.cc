@@ -141,6 +141,13 @@ TEST_F(RmaChannel, ConnectionIsReset_TheOtherOneGoesOn) {
   EXPECT_EQ(end(), Channel::End::kLost);
 }
 
+TEST_F(RmaChannel, MessageWasLostWithItsConnection_IsLost) {
+  second_.write(numbered(1, message(2)));
+  EXPECT_EQ(next(), std::nullopt);
+  close_with_reset(first_.other);
+  EXPECT_EQ(end(), Channel::End::kLost);
+}
+
 TEST_F(RmaChannel, EndOfFile_IsTheEndOfTheProcess) {
   second_.other.reset();
   EXPECT_EQ(end(), Channel::End::kLost);
