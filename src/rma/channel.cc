@@ -62,6 +62,10 @@ bool Channel::all_sent() const {
 
 void Channel::send(const std::vector<std::uint8_t>& message) {
   const MutexLock lock(mutex_);
+  if (!last_sent_) send_locked(message);
+}
+
+void Channel::send_locked(const std::vector<std::uint8_t>& message) {
   const wire::RmaMessageNumber number = sent_++;
   std::array<std::uint8_t, sizeof number> prefix{};
   std::memcpy(prefix.data(), &number, sizeof number);
@@ -105,6 +109,7 @@ void Channel::flush_locked(Connection& connection) {
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     if (count < 0) {
       const int why = errno;
+      connection.send_error = why;
       // The other rank may have sent a reason before.
       while (read_message(connection)) continue;
       return fail(connection, to_string(Error{ErrorKind::kRemote, why, "send"}));
@@ -133,8 +138,9 @@ void Channel::fail(Connection& connection, const std::string& why) {
 }
 
 void Channel::send_last(const std::vector<std::uint8_t>& message) {
-  send(message);
   const MutexLock lock(mutex_);
+  if (std::exchange(last_sent_, true)) return;
+  send_locked(message);
   for (const Connection& connection : connections_) {
     if (!connection.works) continue;
     // Behind a part of a message the end of file would look like that of a process.
@@ -172,11 +178,15 @@ bool Channel::read_message(Connection& connection) {
   if (incoming.size() < begin) incoming.resize(begin);
   while (true) {
     const Result<bool> all = receive_into(connection.socket, incoming, connection.filled);
-    if (!all && (all.error().sys_errno == 0 || !other_works(connection))) {  // 0: the process has closed its sockets
+    // 0: the process has closed its sockets. But when send has returned the error of a connection, recv returns an end
+    // of file in its place; EPIPE comes behind a true one.
+    const bool is_end =
+        !all && all.error().sys_errno == 0 && (connection.send_error == 0 || connection.send_error == EPIPE);
+    if (!all && (is_end || !other_works(connection))) {
       set_end(End::kLost, to_string(all.error()));
       return false;
     }
-    if (!all) fail(connection, to_string(all.error()));
+    if (!all && connection.send_error == 0) fail(connection, to_string(all.error()));
     if (!all || !*all) return false;
     const auto header = wire::decode_rma_header(std::span<const std::uint8_t, wire::kHeaderBytes>(
         incoming.data() + begin - wire::kHeaderBytes, wire::kHeaderBytes));

@@ -50,6 +50,7 @@ class Channel {
   // The same as send; then waits until a socket has accepted all, or `stops` is set.
   void send_all(const std::vector<std::uint8_t>& message, const std::atomic<bool>& stops) VERBATIM_EXCLUDES(mutex_);
   // Sends a last message if the sockets accept it at once; the other rank reads the end of the connection behind it.
+  // Nothing is sent after the first such message.
   void send_last(const std::vector<std::uint8_t>& message) VERBATIM_EXCLUDES(mutex_);
 
   // Reads what has arrived.
@@ -70,12 +71,14 @@ class Channel {
     UniqueFd socket;
     bool numbered = false;  // each message has its number in front
     bool works = true;
+    int send_error = 0;  // an errno
     std::vector<std::uint8_t> unsent = {};
     std::vector<std::uint8_t> incoming = {};  // number and header, later the body too
     std::size_t filled = 0;
     wire::RmaMessageNumber received = 0;  // messages; of one that is not numbered: the number of the next one
   };
 
+  void send_locked(const std::vector<std::uint8_t>& message) VERBATIM_REQUIRES(mutex_);
   static std::size_t header_end(const Connection& connection);
   void flush_locked() VERBATIM_REQUIRES(mutex_);
   void flush_locked(Connection& connection) VERBATIM_REQUIRES(mutex_);
@@ -93,6 +96,7 @@ class Channel {
   std::atomic<bool> first_works_{true};
   mutable Mutex mutex_;
   std::vector<Connection> connections_ VERBATIM_GUARDED_BY(mutex_);
+  bool last_sent_ VERBATIM_GUARDED_BY(mutex_) = false;
   wire::RmaMessageNumber sent_ VERBATIM_GUARDED_BY(mutex_) = 0;  // messages
   wire::RmaMessageNumber next_ VERBATIM_GUARDED_BY(mutex_) = 0;  // to be processed
   std::deque<wire::RmaExchange> received_ VERBATIM_GUARDED_BY(mutex_);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <optional>
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -73,8 +74,11 @@ void FurtherConnections::begin(std::size_t peer, const std::vector<wire::Address
   expected_ += addresses.size();
   for (const wire::Address& address : addresses) {
     const sockaddr_storage remote = wire::to_sockaddr(address);
-    Result<UniqueFd> socket =
-        tcp_connect(remote, address_in_subnet_of(remote, interfaces_, {}).value_or(sockaddr_storage{}));
+    // Not from the interface of the first connection, if another one is in the same subnet.
+    const sockaddr_storage first = interfaces_.empty() ? sockaddr_storage{} : interfaces_.front().address;
+    std::optional<sockaddr_storage> local = address_in_subnet_of(remote, interfaces_, first);
+    if (!local) local = address_in_subnet_of(remote, interfaces_, {});
+    Result<UniqueFd> socket = tcp_connect(remote, local.value_or(sockaddr_storage{}));
     if (!socket) {
       --expected_;
       continue;

@@ -141,6 +141,17 @@ TEST_F(RmaChannel, ConnectionIsReset_TheOtherOneGoesOn) {
   EXPECT_EQ(end(), Channel::End::kLost);
 }
 
+TEST_F(RmaChannel, SendFindsTheReset_TheOtherOneGoesOn) {
+  close_with_reset(first_.other);
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  channel_.send(message(7));
+  EXPECT_EQ(channel_.end(), Channel::End::kOpen);
+  EXPECT_TRUE(channel_.flush());
+  EXPECT_EQ(second_.read(), numbered(0, message(7)));
+  second_.write(numbered(0, message(8)));
+  EXPECT_EQ(next(), 8U);
+}
+
 TEST_F(RmaChannel, MessageWasLostWithItsConnection_IsLost) {
   second_.write(numbered(1, message(2)));
   EXPECT_EQ(next(), std::nullopt);
