@@ -49,7 +49,7 @@ void Memory::expect(std::size_t at, std::size_t size, std::uint64_t seed) {
   if (is == actual_.end()) return ::testing::AssertionSuccess();
   std::size_t wrong = 0;
   for (std::size_t i = 0; i < actual_.size(); ++i) wrong += actual_[i] != image_[i] ? 1U : 0U;
-  return ::testing::AssertionFailure() << wrong << " wrong bytes in a buffer of " << size_ << ", the first at "
+  return ::testing::AssertionFailure() << "wrong bytes: " << wrong << " in a buffer of " << size_ << ", the first at "
                                        << (is - actual_.begin()) - static_cast<std::ptrdiff_t>(start_) << ": is "
                                        << int{*is} << ", should be " << int{*should} << " (poison is " << int{kPoison}
                                        << ")";

@@ -19,10 +19,10 @@ suites = "Net/Data.*{0}:Net/Groups.*{0}:Net/MixedTraffic.*{0}:-*OptionalReceiveC
 # each test, so each test that checks this property must fail.
 error, min_failing = {
     "none": (r"\[  PASSED  \]", 0),
-    "flip-byte": (r"wrong bytes in a buffer", 0.8),
-    "swap-members": (r"wrong bytes in a buffer", 0.18),
-    "skip-tail": (r"wrong bytes in a buffer", 0.8),
-    "overrun": (r"wrong bytes in a buffer", 0.8),
+    "flip-byte": (r"wrong bytes: \d+ in a buffer", 0.8),
+    "swap-members": (r"wrong bytes: \d+ in a buffer", 0.18),
+    "skip-tail": (r"wrong bytes: \d+ in a buffer", 0.8),
+    "overrun": (r"wrong bytes: \d+ in a buffer", 0.8),
     "wrong-size": (r"sizes", 0.7),
     "wrong-send-size": (r"sizes", 0.5),
 }[mode]

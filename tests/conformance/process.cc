@@ -16,6 +16,7 @@
 #include <iostream>
 
 #include "conformance.h"
+#include "support/crash.h"
 
 namespace conformance {
 namespace {
@@ -129,6 +130,7 @@ Exit Process::wait(Clock::duration limit) {
   if (!eventually([&] { return waitpid(pid_, &status, WNOHANG) == pid_; }, limit)) return result;
   pid_ = -1;
   result.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  verbatim::test::report_crash(status);
   return result;
 }
 

@@ -50,7 +50,7 @@ ProcessResources ProcessResources::take() {
       },
       5s);
   const auto differs = [](const char* what, std::size_t was, std::size_t is) {
-    return ::testing::AssertionFailure() << what << ": " << was << " before, " << is << " now";
+    return ::testing::AssertionFailure() << "leak of " << what << ": " << was << " before, " << is << " now";
   };
   if (now.fds != before.fds) return differs("descriptors", before.fds, now.fds);
   if (now.threads > before.threads) return differs("threads", before.threads, now.threads);

@@ -209,7 +209,8 @@ TEST_P(FailedInit, OutOfDescriptors_LeavesNothing) {
     ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
     if (!failed) break;
     ++failures;
-    EXPECT_EQ(verbs_alive(), "") << limit.rlim_cur - static_cast<rlim_t>(next) << " descriptors were left";
+    EXPECT_EQ(verbs_alive(), "") << "leak where " << limit.rlim_cur - static_cast<rlim_t>(next)
+                                 << " descriptors were left";
     EXPECT_TRUE(is_restored(resources, kHeapSlack));
     ++limit.rlim_cur;
   }

@@ -99,7 +99,7 @@ class Sizes : public Conformance {
       const std::vector<int> expected = {static_cast<int>(std::min<std::size_t>(size, INT_MAX))};
       EXPECT_EQ(recv.sizes, expected);
       EXPECT_EQ(send.sizes, expected);
-      ASSERT_EQ(first_difference(target.data(), source.data() + shift, size), size) << "the first wrong byte";
+      ASSERT_EQ(first_difference(target.data(), source.data() + shift, size), size) << "wrong byte there";
       for (std::size_t i = 0; i < kTailBytes; ++i)
         ASSERT_EQ(target.data()[size + i], kPoison) << i << " bytes after the end";
     }

@@ -11,6 +11,8 @@
 
 #include <cstdlib>
 
+#include "support/crash.h"
+
 namespace verbatim::perf {
 
 PerfProcess::PerfProcess(const std::vector<std::string>& arguments, const Environment& environment,
@@ -55,6 +57,7 @@ Outcome PerfProcess::finish() {
   while (output_ != nullptr && std::fgets(line, sizeof line, output_) != nullptr) read_ += line;
   int status = 0;
   if (pid_ > 0) waitpid(pid_, &status, 0);
+  verbatim::test::report_crash(status);
   pid_ = -1;
   return {WIFEXITED(status) ? WEXITSTATUS(status) : -1, read_};
 }

@@ -32,6 +32,8 @@ constexpr std::size_t kSlotWords = 2048;
 constexpr std::size_t kUnderWay = 6;
 constexpr std::chrono::seconds kLimit{40};
 constexpr std::uint64_t kUsed = 0x5afe;
+// "lane 1 of 2 (PORT) works again". A failure has "lane 2 (PORT) is used until it works again".
+constexpr char kWorksAgain[] = ") works again";
 
 // Some of one packet, some of five.
 std::size_t words_of(std::size_t message) {
@@ -131,10 +133,11 @@ class RmaLanes : public ::testing::Test {
     // After both are done.
     void check() {
       for (int context = 0; context < kContexts; ++context) {
-        EXPECT_EQ(signals_[word_at(context)], passes_ * kMessages) << "context " << context;
+        EXPECT_EQ(signals_[word_at(context)], passes_ * kMessages) << "wrong bytes: signals of context " << context;
         for (std::size_t message = 0; passes_ != 0 && message < kMessages; ++message) {
           for (std::size_t i = 0; i < words_of(message); ++i) {
-            ASSERT_EQ(slots_[slot(context, message) + i], kUsed) << context << ' ' << message << ' ' << i;
+            ASSERT_EQ(slots_[slot(context, message) + i], kUsed)
+                << "wrong bytes: " << context << ' ' << message << ' ' << i;
           }
         }
       }
@@ -192,7 +195,8 @@ class RmaLanes : public ::testing::Test {
       state.get = nullptr;
       for (std::size_t i = 0; i < kSlotWords; ++i) {
         EXPECT_EQ(got_[kSlotWords * static_cast<std::size_t>(context) + i],
-                  word_of(static_cast<int>(rank_.next()), context, state.got, i));
+                  word_of(static_cast<int>(rank_.next()), context, state.got, i))
+            << "wrong bytes of a get";
       }
       return true;
     }
@@ -206,7 +210,7 @@ class RmaLanes : public ::testing::Test {
       for (; state.received < arrived; ++state.received) {
         for (std::size_t i = 0; i < words_of(state.received); ++i) {
           std::uint64_t& word = slots_[slot(context, state.received) + i];
-          ASSERT_EQ(word, word_of(static_cast<int>(rank_.next()), context, state.received, i));
+          ASSERT_EQ(word, word_of(static_cast<int>(rank_.next()), context, state.received, i)) << "wrong bytes";
           word = kUsed;
         }
       }
@@ -432,7 +436,7 @@ TEST_F(RmaLanes, FaultByCommand_AllArrivesAndEachSignalCountsOnce) {
     if (rank.number() == 0) {
       EXPECT_EQ(std::system(repair), 0) << repair;
     }
-    EXPECT_TRUE(wait_for_line(rank, "works again"));
+    EXPECT_TRUE(wait_for_line(rank, kWorksAgain));
     meet(rank);
     run_until(rank, traffic, [&] { return both_have("uses lane 1"); });
   };
@@ -458,7 +462,7 @@ TEST_F(RmaLanes, LinkComesBack_FirstLaneIsUsedAgain) {
   run_ranks("link-down device=0 op=write,fetch_add qp=any after=20 for=100ms", [&](Rank& rank, Traffic& traffic) {
     EXPECT_TRUE(traffic.run());
     EXPECT_TRUE(wait_for_line(rank, "lane 1 of 2 (softverbs"));  // the failure
-    EXPECT_TRUE(wait_for_line(rank, "works again"));
+    EXPECT_TRUE(wait_for_line(rank, kWorksAgain));
     meet(rank);
     EXPECT_TRUE(traffic.run());
     EXPECT_TRUE(wait_for_line(rank, "uses lane 1"));
@@ -474,7 +478,7 @@ TEST_F(RmaLanes, PathWorksAgain_FirstLaneIsUsedAgain) {
   ::setenv("VERBATIM_TIMEOUT", "12", 1);
   run_ranks("unreachable device=0 peer=1 op=write qp=any after=20 for=700ms", [&](Rank& rank, Traffic& traffic) {
     EXPECT_TRUE(traffic.run());
-    EXPECT_TRUE(wait_for_line(rank, "works again"));
+    EXPECT_TRUE(wait_for_line(rank, kWorksAgain));
     meet(rank);
     run_until(rank, traffic, [&] { return both_have("uses lane 1"); });
   });
@@ -487,13 +491,15 @@ TEST_F(RmaLanes, SignalIsLostOnLaneThatCameBack_CountsOnce) {
        {"drop-ack op=fetch_add qp=any times=all nth=7", "drop-request op=fetch_add qp=any times=all nth=7"}) {
     run_ranks("link-down device=0 op=write qp=any after=20 for=50ms", [&](Rank& rank, Traffic& traffic) {
       EXPECT_TRUE(traffic.run());
-      EXPECT_TRUE(wait_for_line(rank, "works again"));
+      EXPECT_TRUE(wait_for_line(rank, kWorksAgain));
       meet(rank);
       EXPECT_TRUE(traffic.run());
       EXPECT_TRUE(wait_for_line(rank, "uses lane 1"));
       meet(rank);
+      const auto failures = [&] { return lines_in(ranks_.text(0), "transport retry counter exceeded"); };
+      const std::size_t before = failures();
       if (rank.number() == 0) fault(clause);
-      run_until(rank, traffic, [&] { return lines_in(ranks_.text(0), "transport retry counter exceeded") != 0; });
+      run_until(rank, traffic, [&] { return failures() != before; });
     });
   }
 }
@@ -508,7 +514,7 @@ TEST_F(RmaLanes, LanesFailInTurn_AllArrives) {
         fault(std::string("link-down device=") + device + " for=50ms");
       }
       EXPECT_TRUE(traffic.run());
-      EXPECT_TRUE(wait_for_line(rank, "works again", round));
+      EXPECT_TRUE(wait_for_line(rank, kWorksAgain, round));
     }
     EXPECT_TRUE(traffic.run());
   });
@@ -548,7 +554,7 @@ TEST_F(RmaLanes, NoLaneIsLeftForAMoment_AllArrives) {
             [&](Rank& rank, Traffic& traffic) {
               EXPECT_TRUE(traffic.run());
               EXPECT_TRUE(wait_for_line(rank, "lane 2 of 2 (softverbs"));
-              EXPECT_TRUE(wait_for_line(rank, "works again"));
+              EXPECT_TRUE(wait_for_line(rank, kWorksAgain));
             });
 }
 
@@ -581,7 +587,7 @@ TEST_F(RmaLanes, GidChanges_LaneIsMadeAgainWithTheNewOne) {
   run_ranks("", [&](Rank& rank, Traffic& traffic) {
     if (rank.number() == 0) fault("gid device=0 index=3 address=10.77.0.99 type=rocev2");
     EXPECT_TRUE(traffic.run());
-    EXPECT_TRUE(wait_for_line(rank, "works again"));
+    EXPECT_TRUE(wait_for_line(rank, kWorksAgain));
     meet(rank);
     EXPECT_TRUE(traffic.run());
     meet(rank);
@@ -614,7 +620,7 @@ TEST_F(RmaLanes, PortIsDownBeforeTheContextsAreMade_OtherLaneIsUsed) {
           EXPECT_TRUE(traffic.run());
           meet(rank);
           if (rank.number() == 0) fault("link-up");
-          EXPECT_TRUE(wait_for_line(rank, "works again"));
+          EXPECT_TRUE(wait_for_line(rank, kWorksAgain));
           meet(rank);
           EXPECT_TRUE(traffic.run());
           meet(rank);
@@ -635,7 +641,7 @@ TEST_F(RmaLanes, OnePortBesideTwo_TheTwoAreLanes) {
   run_ranks("link-down device=0 op=write qp=any after=20 for=50ms", [&](Rank& rank, Traffic& traffic) {
     EXPECT_TRUE(traffic.run());
     EXPECT_TRUE(wait_for_line(rank, "has left lane 1"));
-    EXPECT_TRUE(wait_for_line(rank, "works again"));
+    EXPECT_TRUE(wait_for_line(rank, kWorksAgain));
     meet(rank);
     EXPECT_TRUE(traffic.run());
   });
@@ -771,7 +777,7 @@ TEST_F(RmaInterfaces, FirstInterfaceIsLost_LaneIsLeftAndComesBack) {
     EXPECT_TRUE(wait_for_line(rank, "others to this rank go on"));
     meet(rank);
     if (rank.number() == 0) fault("link-up device=0");
-    EXPECT_TRUE(wait_for_line(rank, "works again"));
+    EXPECT_TRUE(wait_for_line(rank, kWorksAgain));
     Words words(8);
     EXPECT_NE(rank.register_memory(words.data(), words.bytes()), nullptr);
     EXPECT_TRUE(traffic.run());

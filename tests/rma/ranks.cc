@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "netapi/log.h"
+#include "support/crash.h"
 
 namespace rma_test {
 namespace {
@@ -71,7 +72,9 @@ std::vector<int> Ranks::run_processes(const std::function<void(Rank&)>& body) {
   }
   std::vector<int> statuses(static_cast<std::size_t>(count_));
   for (int i = 0; i < count_; ++i) {
-    EXPECT_EQ(::waitpid(shared_->pids[i], &statuses[static_cast<std::size_t>(i)], 0), shared_->pids[i]);
+    int& status = statuses[static_cast<std::size_t>(i)];
+    EXPECT_EQ(::waitpid(shared_->pids[i], &status, 0), shared_->pids[i]);
+    verbatim::test::report_crash(status);
   }
   return statuses;
 }

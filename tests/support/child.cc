@@ -11,6 +11,7 @@
 #include <stdexcept>
 
 #include "base/unique_fd.h"
+#include "support/crash.h"
 
 namespace verbatim::test {
 
@@ -40,6 +41,7 @@ ChildResult run_in_child(const Variables& variables, const std::function<int()>&
   }
   int status = 0;
   if (waitpid(child, &status, 0) == child && WIFEXITED(status)) result.status = WEXITSTATUS(status);
+  report_crash(status);
   return result;
 }
 

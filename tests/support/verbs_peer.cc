@@ -16,6 +16,7 @@
 #include <cstring>
 #include <ctime>
 
+#include "support/crash.h"
 #include "support/cuda/standin_cuda.h"
 
 extern char** environ;
@@ -429,6 +430,7 @@ void Peer::reap() {
   while (waitpid(pid_, &status, 0) < 0 && errno == EINTR) {
   }
   pid_ = -1;
+  report_crash(status);
   if (WIFEXITED(status)) {
     EXPECT_EQ(WEXITSTATUS(status), EXIT_SUCCESS) << "of the peer process";
   } else {

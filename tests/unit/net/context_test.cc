@@ -239,7 +239,7 @@ TEST_F(ContextTest, MessageBeforePeerClosed_IsDelivered) {
     return receive->state == RequestState::kDone;
   }));
   EXPECT_EQ(link.recv().error(), nullptr);
-  EXPECT_EQ(buffers.target, buffers.source);
+  EXPECT_EQ(buffers.target, buffers.source) << "wrong bytes";
 }
 
 // More messages than one look at the completion queue takes in, and a receiver that was away for longer than what is

@@ -153,8 +153,8 @@ TEST(Failover, GroupHalfFilled_KeepsItsBytes) {
       requests.push_back(
           traffic.link.posted([&] { return traffic.link.isend(group.source.data() + kMember, kMember, 1, memory); }));
       for (Request* const request : requests) ASSERT_TRUE(traffic.link.wait(request));
-      EXPECT_EQ(group.target, group.source);
-      for (const auto& one : single) EXPECT_EQ(one->target, one->source);
+      EXPECT_EQ(group.target, group.source) << "wrong bytes";
+      for (const auto& one : single) EXPECT_EQ(one->target, one->source) << "wrong bytes";
     });
   }
 }
@@ -174,7 +174,7 @@ void send_to_idle_receiver(Traffic& traffic) {
       traffic.link.send().progress();
       return request->state == RequestState::kDone;
     }));
-    EXPECT_EQ(one->target, one->source);
+    EXPECT_EQ(one->target, one->source) << "wrong bytes";
   }
   traffic.rounds(1);
 }

@@ -79,7 +79,7 @@ class Traffic {
         }
         offset += kMemberBytes;
       }
-      EXPECT_EQ(slots_[slot]->target, expected) << "round " << round_ << ", slot " << slot;
+      EXPECT_EQ(slots_[slot]->target, expected) << "wrong bytes in round " << round_ << ", slot " << slot;
     }
   }
   void rounds(int count) {

@@ -240,7 +240,7 @@ TEST(MergedDevices, AtomicsOfOneDeviceOnly_ImmediatesAreUsed) {
                        ends.link.progress();
                        return ends.link.send().all_done() && !ends.link.recv().waits_for_peer();
                      }));
-                     EXPECT_EQ(ends.target, ends.source);
+                     EXPECT_EQ(ends.target, ends.source) << "wrong bytes";
                    },
                    {{"VERBATIM_COMPLETION", "atomic"}}));
   ASSERT_EQ(lines.size(), 1U);

@@ -1,0 +1,192 @@
+#!/usr/bin/env python3
+"""tools/run_tests and tools/count_cases on a project of its own, with a test that fails in each way.
+
+usage: run_tests_test.py SOURCE_ROOT MESON"""
+import os
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SOURCES, MESON = sys.argv[1:3]
+
+# A test that fails as its name says in its first FAILURES runs, and then passes.
+TEST = """
+import os, pathlib, signal, sys, time
+name, failures, state = sys.argv[1], int(sys.argv[2]), pathlib.Path(sys.argv[3])
+runs = int(state.read_text()) if state.exists() else 0
+state.write_text(str(runs + 1))
+print("[==========] Running 2 tests from 1 test suite.")
+print("[ RUN      ] Suite.Works\\n[       OK ] Suite.Works (0 ms)\\n[ RUN      ] Suite.Case", flush=True)
+if runs >= failures:
+    print("[       OK ] Suite.Case (0 ms)\\n[  PASSED  ] 2 tests.")
+    sys.exit(0)
+if name == "signal" or (name == "signal-later" and runs > 0):
+    os.kill(os.getpid(), signal.SIGSEGV)
+if name == "time-out" or (name == "hangs-later" and runs > 0):
+    time.sleep(300)
+if name == "crash-of-a-child":
+    print("a process of this test has crashed: signal 11", file=sys.stderr)
+if name == "sanitizer":
+    print("ERROR: AddressSanitizer: heap-use-after-free", file=sys.stderr)
+actual = "false (leak of threads: 1 before, 2 now)" if name == "leak-of-threads" else "false"
+print(f"case.cc:12: Failure\\nValue of: arrived\\n  Actual: {actual}\\nExpected: true")
+if name == "wrong-byte":
+    print("wrong byte at 7: 0, not 1")
+if name == "tool":
+    print("# Wrong elements    : 7 FAILED")
+print("[  FAILED  ] Suite.Case (0 ms)\\n[  PASSED  ] 1 test.\\n[  FAILED  ] 1 test, listed below:\\n[  FAILED  ] Suite.Case")
+sys.exit(1)
+"""
+
+# Name of the test -> its suite, how often it fails.
+TESTS = {
+    "passes": ("unit", 0),
+    "once": ("unit", 1),
+    "twice": ("unit", 2),
+    "always": ("unit", 100),
+    "signal": ("unit", 1),
+    "signal-later": ("unit", 2),
+    "hangs-later": ("unit", 2),
+    "crash-of-a-child": ("unit", 1),
+    "time-out": ("unit", 1),
+    "sanitizer": ("unit", 1),
+    "wrong-byte": ("unit", 1),
+    "leak-of-threads": ("unit", 1),
+    "tool": ("unit", 1),
+    "finds-mutations": ("unit", 1),
+    "fuzz": ("fuzz", 1),
+    "completion": ("completion", 1),
+    "structure": ("structure", 1),
+    "abi": ("abi", 1),
+}
+
+
+class RunTests(unittest.TestCase):
+    def setUp(self):
+        self.directory = tempfile.TemporaryDirectory()
+        self.addCleanup(self.directory.cleanup)
+        self.path = self.directory.name
+        with open(f"{self.path}/case.py", "w", encoding="utf-8") as file:
+            file.write(TEST)
+        lines = ["project('verbatim')", "python = find_program('python3')"]
+        for name, (suite, failures) in TESTS.items():
+            arguments = f"args: [files('case.py'), '{name}', '{failures}', '{self.path}/runs-{name}']"
+            limit = 10 if name == "time-out" else 120
+            lines.append(f"test('{name}', python, {arguments}, suite: '{suite}', timeout: {limit})")
+        with open(f"{self.path}/meson.build", "w", encoding="utf-8") as file:
+            file.write("\n".join(lines) + "\n")
+        subprocess.run([MESON, "setup", f"{self.path}/build", self.path], check=True, stdout=subprocess.DEVNULL)
+
+    def read(self, name):
+        path = f"{self.path}/{name}"
+        if not os.path.exists(path):
+            return ""
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+
+    def runs(self, name):
+        return int(self.read(f"runs-{name}") or 0)
+
+    def run_tests(self, *names, meson=MESON):
+        environment = os.environ | {"PATH": os.path.dirname(meson) + ":" + os.environ["PATH"]}
+        command = [f"{SOURCES}/tools/run_tests", "--repeats", f"{self.path}/repeats", f"{self.path}/build", "--", *names]
+        return subprocess.run(command, check=False, stdout=subprocess.DEVNULL, env=environment).returncode
+
+    def count(self, *options):
+        """(passed, failed, skipped), then the lists of failed and of flaky cases."""
+        for name in ("failures", "flaky"):
+            if os.path.exists(f"{self.path}/{name}"):
+                os.unlink(f"{self.path}/{name}")
+        command = [f"{SOURCES}/tools/count_cases", *options, "--label", "g++ "]
+        for name in ("totals", "failures", "flaky"):
+            command += [f"--{name}", f"{self.path}/{name}"]
+        log = f"{self.path}/build/meson-logs/testlog.json"
+        status = subprocess.run([*command, log], check=False, stdout=subprocess.DEVNULL).returncode
+        totals = tuple(int(word) for word in self.read("totals").split())
+        self.assertEqual(status, 1 if totals[1] else 0)
+        return totals, self.read("failures").splitlines(), self.read("flaky").splitlines()
+
+    def test_all_pass_nothing_is_repeated(self):
+        self.assertEqual(self.run_tests("passes"), 0)
+        self.assertEqual(self.count(), ((2, 0, 0), [], []))
+        self.assertEqual(self.runs("passes"), 1)
+
+    def test_passes_at_last_is_flaky(self):
+        for name, runs in (("once", 2), ("twice", 3)):
+            with self.subTest(name):
+                self.assertEqual(self.run_tests(name), 0)
+                self.assertEqual(self.runs(name), runs)
+                totals, failures, flaky = self.count()
+                self.assertEqual((totals, failures), ((2, 0, 0), []))
+                self.assertEqual(len(flaky), 1)
+                self.assertRegex(
+                    flaky[0],
+                    rf"^g\+\+ {name}: Suite\.Case  case\.cc:12: Value of: arrived .*host took \d+ % .*pause \d+ ms\)$",
+                )
+                totals, failures, flaky = self.count("--strict")
+                self.assertEqual((totals, len(failures), len(flaky)), ((1, 1, 0), 1, 1))
+
+    def test_fails_three_times_has_failed(self):
+        self.assertEqual(self.run_tests("always", "passes"), 1)
+        self.assertEqual(self.runs("always"), 3)
+        self.assertEqual(self.runs("passes"), 1)
+        totals, failures, flaky = self.count()
+        self.assertEqual((totals, len(failures), flaky), ((3, 1, 0), 1, []))
+
+    def test_may_hide_a_defect_is_not_repeated(self):
+        kinds = ("signal", "time-out", "crash-of-a-child", "sanitizer", "wrong-byte", "leak-of-threads", "tool")
+        for name in (*kinds, "finds-mutations", "fuzz", "completion", "structure", "abi"):
+            with self.subTest(name):
+                self.assertEqual(self.run_tests(name), 1)
+                self.assertEqual(self.runs(name), 1)
+                totals, failures, flaky = self.count()
+                self.assertEqual((totals, len(failures), flaky), ((1, 1, 0), 1, []))
+
+    def test_more_than_five_have_failed_nothing_is_repeated(self):
+        names = ("once", "twice", "wrong-byte", "tool", "fuzz", "signal")
+        self.assertEqual(self.run_tests(*names), 1)
+        self.assertEqual([self.runs(name) for name in names], [1] * len(names))
+
+    def test_repetition_ends_by_a_signal_has_failed_by_it(self):
+        self.assertEqual(self.run_tests("signal-later"), 1)
+        self.assertEqual(self.runs("signal-later"), 2)
+        totals, failures, flaky = self.count()
+        self.assertEqual((totals, flaky), ((1, 1, 0), []))
+        self.assertIn("did not end", failures[0])
+
+    def test_repetition_does_not_fit_has_failed(self):
+        with open(f"{self.path}/repeats", "w", encoding="ascii") as file:
+            file.write("297.0\n")
+        self.assertEqual(self.run_tests("hangs-later"), 1)
+        totals, failures, flaky = self.count()
+        self.assertEqual((totals, len(failures), flaky), ((1, 1, 0), 1, []))
+
+    def test_meson_ends_early_has_failed_without_a_repetition(self):
+        os.mkdir(f"{self.path}/bin")
+        log = f"{self.path}/build/meson-logs/testlog.json"
+        with open(f"{self.path}/bin/meson", "w", encoding="utf-8") as file:
+            file.write(f"#!/bin/sh\n{MESON} \"$@\"; status=$?\n")
+            file.write(f"case \"$*\" in *--list*) ;; *) sed -i '/passes/d' {log} ;; esac\nexit $status\n")
+        os.chmod(f"{self.path}/bin/meson", 0o755)
+        self.assertEqual(self.run_tests("once", "passes", meson=f"{self.path}/bin/meson"), 1)
+        self.assertEqual(self.runs("once"), 1)
+
+    def test_five_were_repeated_before_nothing_is_repeated(self):
+        with open(f"{self.path}/repeats", "w", encoding="ascii") as file:
+            file.write("1.0\n" * 5)
+        self.assertEqual(self.run_tests("once"), 1)
+        self.assertEqual(self.runs("once"), 1)
+
+    def test_time_was_used_up_before_has_failed(self):
+        with open(f"{self.path}/repeats", "w", encoding="ascii") as file:
+            file.write("300.0\n")
+        self.assertEqual(self.run_tests("once"), 1)
+        self.assertEqual(self.runs("once"), 1)
+
+    def test_meson_does_not_run_has_no_result(self):
+        self.assertEqual(self.run_tests("--no-such-option"), 2)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])
