@@ -62,11 +62,15 @@ bool Comm::receive_lane_report(const wire::LaneReport& report) noexcept {
 bool Comm::receive_lane_address(wire::MessageType type, const wire::LaneAddress& address) noexcept {
   if (failover_ == nullptr || (type == wire::MessageType::kLaneOffer && kind_ == CommKind::kSend)) return false;
   try {
-    // A sender that offers new QPs has nothing outstanding on those of before.
-    if (type == wire::MessageType::kLaneOffer && failover_->mail.supersede(address.lane, address.round)) {
-      failure_state_.set_flag(kLanes);
+    if (type == wire::MessageType::kLaneOffer || kind_ == CommKind::kSend) {
+      if (!failover_->renewal.receive(address)) return false;
+      // A sender that offers new QPs has nothing outstanding on those of before. After receive(): what the data path
+      // has adopted until then is superseded, and it adopts no others of before.
+      if (type == wire::MessageType::kLaneOffer && failover_->mail.supersede(address.lane, address.round)) {
+        failure_state_.set_flag(kLanes);
+      }
+      return true;
     }
-    if (type == wire::MessageType::kLaneOffer || kind_ == CommKind::kSend) return failover_->renewal.receive(address);
     if (failover_->mail.receive_joined(address.lane, address.round) == LaneMail::Round::kUnknownLane) return false;
   } catch (...) {
     return false;
@@ -471,8 +475,8 @@ void Comm::adopt_new_qps(std::size_t lane) {
   const std::optional<std::uint32_t> round = renewal.ready(lane);
   if (!round) return;
   failover_->mail.begin_round(lane, *round);
-  std::optional<LaneQps> made = renewal.adopt(lane);
-  if (!made) return;  // the peer has declared it down
+  std::optional<LaneQps> made = renewal.adopt(lane, *round);
+  if (!made) return;  // the peer has declared it down, or has made another offer
   const wire::LaneAddress local = made->local;
   const std::size_t port = made->qps.front().device;
   bool flushes = true;

@@ -143,9 +143,9 @@ std::optional<std::uint32_t> LaneRenewal::ready(std::size_t lane) const {
   return lanes_[lane].round;
 }
 
-std::optional<LaneQps> LaneRenewal::adopt(std::size_t lane) {
+std::optional<LaneQps> LaneRenewal::adopt(std::size_t lane, std::uint32_t round) {
   const MutexLock lock(mutex_);
-  if (lanes_[lane].step != Step::kReady) return std::nullopt;
+  if (lanes_[lane].step != Step::kReady || lanes_[lane].round != round) return std::nullopt;
   lanes_[lane].step = Step::kAdopted;
   return std::exchange(lanes_[lane].qps, {});
 }
@@ -160,6 +160,8 @@ bool LaneRenewal::receive(const wire::LaneAddress& address) {
   if (address.lane >= count_ || !allocate()) return false;
   Lane& lane = lanes_[address.lane];
   lane.remote = address;
+  // The sender has given up the offer before this one.
+  if (!sends_ && address.round > lane.round) discard(lane, 0);
   if (lane.step == Step::kOffered) lane.due_ns = 0;
   return true;
 }
@@ -167,12 +169,16 @@ bool LaneRenewal::receive(const wire::LaneAddress& address) {
 void LaneRenewal::cancel(std::size_t lane, std::uint32_t round) {
   const MutexLock lock(mutex_);
   if (lanes_ == nullptr || lanes_[lane].round != round) return;
-  Lane& cancelled = lanes_[lane];
-  if (cancelled.step == Step::kMaking) cancelled.cancelled = true;
-  if (cancelled.step != Step::kOffered && cancelled.step != Step::kReady) return;
-  retired_.push_back(std::exchange(cancelled.qps, {}));
-  cancelled.step = Step::kPause;
-  cancelled.due_ns = monotonic_ns() + kHoldDownNs;
+  discard(lanes_[lane], monotonic_ns() + kHoldDownNs);
+}
+
+void LaneRenewal::discard(Lane& lane, std::uint64_t due_ns) {
+  if (lane.step != Step::kMaking && lane.step != Step::kOffered && lane.step != Step::kReady) return;
+  lane.due_ns = due_ns;
+  lane.cancelled = lane.step == Step::kMaking;
+  if (lane.cancelled) return;  // renew() has the QPs
+  retired_.push_back(std::exchange(lane.qps, {}));
+  lane.step = Step::kPause;
 }
 
 void LaneRenewal::look_again() {
@@ -180,11 +186,7 @@ void LaneRenewal::look_again() {
   if (lanes_ == nullptr) return;
   const std::uint64_t due = monotonic_ns() + kHoldDownNs;
   for (Lane& lane : std::span(lanes_.get(), count_)) {
-    if (lane.step == Step::kOffered) {
-      retired_.push_back(std::exchange(lane.qps, {}));
-      lane.step = Step::kPause;
-      lane.due_ns = due;
-    }
+    if (lane.step == Step::kOffered) discard(lane, due);
     lane.due_ns = std::min(lane.due_ns, due);
   }
 }
@@ -244,7 +246,7 @@ LaneRenewal::Outcome LaneRenewal::renew(std::size_t index, const Subject& subjec
     lane.step = Step::kPause;
     // A sender that has made its offer begins the next round: the peer may have begun this one.
     if (!lane.cancelled && !(sends_ && connects)) --lane.round;
-    lane.due_ns = now + (lane.cancelled ? kHoldDownNs : pause_ns);
+    if (!lane.cancelled) lane.due_ns = now + pause_ns;
     return Outcome::kNothing;
   }
   lane.qps = std::move(made);

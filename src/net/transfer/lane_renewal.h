@@ -11,8 +11,9 @@
 //   kAdopted                       --kLaneAnswer-->              CTS entries may use it
 //
 // An end that loses the lane while the other one still makes QPs declares it down as any other lane. The sender then
-// begins again, with the next round. The QPs that a lane had before are destroyed when the new ones are adopted: until
-// then their number identifies late completions.
+// begins again, with the next round. It also does when what it has offered may not be true any more; the receiver
+// discards its QPs for the offer before. The QPs that a lane had before are destroyed when the new ones are adopted:
+// until then their number identifies late completions.
 //
 // Three threads: the data path's, the monitor, and that of DeviceCalls, which alone calls verbs.
 #pragma once
@@ -58,8 +59,8 @@ class LaneRenewal {
   void lane_down(std::size_t lane, std::uint32_t round, bool unused) VERBATIM_EXCLUDES(mutex_);
   // The round in which QPs of the lane can be adopted.
   std::optional<std::uint32_t> ready(std::size_t lane) const VERBATIM_EXCLUDES(mutex_);
-  // nullopt: not any more.
-  std::optional<LaneQps> adopt(std::size_t lane) VERBATIM_EXCLUDES(mutex_);
+  // Those of this round; nullopt: not any more.
+  std::optional<LaneQps> adopt(std::size_t lane, std::uint32_t round) VERBATIM_EXCLUDES(mutex_);
   // To be destroyed by renew().
   void retire(LaneQps qps) VERBATIM_EXCLUDES(mutex_);
 
@@ -106,6 +107,8 @@ class LaneRenewal {
   };
 
   bool allocate() VERBATIM_REQUIRES(mutex_);
+  // The QPs that are made, or being made, will not be used. The next ones are made from `due_ns` on.
+  void discard(Lane& lane, std::uint64_t due_ns) VERBATIM_REQUIRES(mutex_);
   // Whether the peer's address is there that the next step needs.
   bool has_remote(const Lane& lane) const;
 
