@@ -21,8 +21,29 @@
 namespace verbatim::softverbs {
 namespace {
 
-// Then the version of the layout; all versions hold the same locks.
-constexpr std::string_view kFilePrefix = "softverbs";
+constexpr std::string_view kDigits = "0123456789";
+
+// Takes a number from the beginning of `text`. False: it does not begin with one.
+bool take_number(std::string_view& text) {
+  const std::size_t digits = std::min(text.find_first_not_of(kDigits), text.size());
+  text.remove_prefix(digits);
+  return digits != 0;
+}
+
+bool take(std::string_view& text, std::string_view expected) {
+  if (!text.starts_with(expected)) return false;
+  text.remove_prefix(expected.size());
+  return true;
+}
+
+// softverbsVERSION-UID-PIDNAMESPACE or softverbsVERSION-shared, and -NAMESPACE behind it if there is one; without a
+// dot. Of any version: all hold the same locks. Other files, which a user may have called softverbs-something, are not
+// ours.
+bool is_registry_name(std::string_view name) {
+  if (!take(name, "softverbs") || !take_number(name) || !take(name, "-")) return false;
+  if (!take(name, "shared") && !(take_number(name) && take(name, "-") && take_number(name))) return false;
+  return name.empty() || name.front() == '-';
+}
 
 // The files of one registry of this user: NAME, and NAME.INCARNATION for each segment. A namespace has no dot in its
 // name.
@@ -37,12 +58,12 @@ std::map<std::string, Files> list_registries(const std::string& path) {
   if (!directory) return registries;
   while (const dirent* const entry = ::readdir(directory.get())) {
     const std::string_view file = entry->d_name;
+    const std::size_t dot = file.find('.');
     struct stat info {};
-    if (!file.starts_with(kFilePrefix) ||
+    if (!is_registry_name(file.substr(0, dot)) ||
         ::fstatat(::dirfd(directory.get()), entry->d_name, &info, AT_SYMLINK_NOFOLLOW) != 0)
       continue;
     if (info.st_uid != ::geteuid()) continue;
-    const std::size_t dot = file.find('.');
     Files& files = registries[path + "/" + std::string(file.substr(0, dot))];
     if (dot == std::string::npos) {
       files.has_registry = true;

@@ -198,6 +198,16 @@ class Exit(unittest.TestCase):
         self.names_in_another_namespace()
         self.assertEqual(await_files(0), [])
 
+    def test_files_that_are_no_registries_remain(self):
+        registries = ["softverbs9-shared", "softverbs9-shared-name", "softverbs10-0-1", "softverbs10-0-1-name", "softverbs10-0-1.7"]
+        others = ["softverbs", "softverbs-notes", "softverbs.txt", "softverbs9-notes", "softverbs9-0-notes", "softverbs9-sharedname"]
+        with tempfile.TemporaryDirectory() as shared:
+            for name in registries + others:
+                with open(os.path.join(shared, name), "wb"):
+                    pass
+            self.assertEqual(launch(PROGRAM, SOFTVERBS_DIRECTORY=shared).returncode, 0)
+            self.assertEqual(sorted(os.listdir(shared)), sorted(others))
+
     def unshare(self):
         unshare = ["unshare", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child=KILL"]
         if shutil.which("unshare") is None or subprocess.run([*unshare, "true"], check=False).returncode != 0:

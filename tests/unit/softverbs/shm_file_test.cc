@@ -16,7 +16,7 @@ class ShmFile : public testing::Test {
  protected:
   ~ShmFile() override { ::unlink(path.c_str()); }
 
-  const std::string path = "/dev/shm/softverbs-shm-test-" + std::to_string(::getpid());
+  const std::string path = "/dev/shm/verbatim-shm-file-test-" + std::to_string(::getpid());
 };
 
 TEST_F(ShmFile, NewFile_IsAccessibleToItsOwnerOnly) {
