@@ -11,12 +11,16 @@ std::size_t count_lines(const std::string& output, const std::string& begin, con
       lines, [&](const std::string& line) { return line.starts_with(begin) && line.find(part) != std::string::npos; }));
 }
 
-// Rounds until both ends use all of their lanes, after at least one was down.
-void rounds_until_all_work(Traffic& traffic) {
+std::size_t outages(Traffic& traffic) {
+  return traffic.link.send().stats().outages.size() + traffic.link.recv().stats().outages.size();
+}
+
+// Rounds until both ends use all of their lanes, after more outages than `before`: one may end within a round.
+void rounds_until_all_work(Traffic& traffic, std::size_t before = 0) {
   const auto down = [&] { return traffic.link.send().lanes_down() + traffic.link.recv().lanes_down(); };
   EXPECT_TRUE(ConnectedComms::eventually([&] {
     traffic.rounds(1);
-    return ::testing::Test::HasFailure() || down() != 0;
+    return ::testing::Test::HasFailure() || outages(traffic) > before;
   }));
   EXPECT_TRUE(ConnectedComms::eventually([&] {
     traffic.rounds(1);
@@ -101,18 +105,19 @@ TEST(LaneReturns, AddressChangesWhileInUse_NewOneIsUsed) {
 }
 
 // Two lanes of one port, of which one comes back while the port has a new address. Then that address changes.
-// On a busy machine the monitor may see the first change of the address before the link is down; then the first lane is
-// down, too, and the test begins again.
+// On a busy machine the first change of the address may come before the link is down: then the first lane is down, too;
+// or when the second lane is back: then both have the old address. The test begins again.
 TEST(LaneReturns, LanesOfOnePortHaveDifferentAddresses_EachKeepsItsOwn) {
   const auto run = [] {
     return in_child(
-        "link-down device=1 after=12 for=200ms; gid device=0 index=3 address=none after=13;"
-        "gid device=0 index=4 address=10.77.9.9 type=rocev2 after=13",
+        "link-down device=1 after=12 for=200ms; gid device=0 index=3 address=none after=60;"
+        "gid device=0 index=4 address=10.77.9.9 type=rocev2 after=60",
         [] {
           Traffic traffic(1, 2);
           rounds_until_all_work(traffic);
           SendComm& sender = traffic.link.send();
           if (sender.describe_path(0).find("10.77.9.9") != std::string::npos) return;
+          if (sender.describe_path(1).find("10.77.9.9") == std::string::npos) return;
           for (const Comm* comm : {static_cast<Comm*>(&sender), static_cast<Comm*>(&traffic.link.recv())}) {
             EXPECT_NE(comm->describe_path(0).find("GID 3 ::ffff:10.77.0.1"), std::string::npos);
             EXPECT_EQ(comm->describe_path(0).find("10.77.9.9"), std::string::npos);
@@ -120,18 +125,20 @@ TEST(LaneReturns, LanesOfOnePortHaveDifferentAddresses_EachKeepsItsOwn) {
           }
           const Port& port = *sender.endpoint().ports().front();
           EXPECT_EQ(sender.gids(*port.device, port.port_num).size(), 2U);
+          const std::size_t before = outages(traffic);
           sender.gid_changed(*port.device, port.port_num, sender.endpoint().gid(1));
-          rounds_until_all_work(traffic);
+          rounds_until_all_work(traffic, before);
         },
         {{"SOFTVERBS_ENGINE", "thread"}});
   };
   for (int attempt = 0; attempt < 10 && !HasFailure(); ++attempt) {
     const std::string output = run();
-    if (count_lines(output, "lane 1 of 2 is down, ", "") != 0) continue;
-    EXPECT_EQ(count_lines(output, "lane 2 of 2 is down, ", ""), 4U);
+    const std::size_t second_down = count_lines(output, "lane 2 of 2 is down, ", "");
+    if (count_lines(output, "lane 1 of 2 is down, ", "") != 0 || second_down == 2) continue;
+    EXPECT_EQ(second_down, 4U);
     return;
   }
-  ADD_FAILURE() << "the first lane was always down, too";
+  ADD_FAILURE() << "the lanes never had different addresses";
 }
 
 // Packets vanish, no event comes, and the retries take half a minute.
@@ -197,7 +204,7 @@ TEST(LaneReturns, LinksFlap_NoByteIsWrong) {
   std::mt19937 random(1);
   const auto below = [&](unsigned limit) { return std::to_string(random() % limit); };
   std::string faults;
-  int at_ms = 20;
+  int at_ms = 500;  // from the moment when the first device is opened: both must be open
   for (int i = 0; i < count; ++i) {
     faults += "link-down device=" + below(2) + " at=" + std::to_string(at_ms) + "ms for=" + below(150) + "ms;";
     at_ms += 1 + static_cast<int>(random() % 700);
@@ -255,7 +262,7 @@ void send_without_calls_of_the_receiver() {
       traffic.link.send().progress();
       return request->state == RequestState::kDone;
     }));
-    EXPECT_EQ(one->target, one->source);
+    EXPECT_EQ(one->target, one->source) << "wrong bytes";
   }
   traffic.rounds(1);
 }
@@ -298,7 +305,7 @@ TEST(OneLane, IdleReceiverBetweenCalls_NoByteIsWrong) {
                      Request* const send = traffic.link.posted([&] { return buffers.isend(300); });
                      ASSERT_TRUE(traffic.link.wait(send));
                      traffic.link.is_completed(send);
-                     ASSERT_EQ(buffers.target, buffers.source) << i;
+                     ASSERT_EQ(buffers.target, buffers.source) << "wrong bytes in " << i;
                    }
                  },
                  {{"SOFTVERBS_ENGINE", "thread"},
@@ -387,7 +394,7 @@ TEST(LaneReturns, GroupHalfFilled_KeepsItsBytes) {
     requests.push_back(
         traffic.link.posted([&] { return traffic.link.isend(group.source.data() + kMember, kMember, 1, memory); }));
     for (Request* const request : requests) ASSERT_TRUE(traffic.link.wait(request));
-    EXPECT_EQ(group.target, group.source);
+    EXPECT_EQ(group.target, group.source) << "wrong bytes";
     EXPECT_EQ(traffic.link.send().error(), nullptr);
   });
 }
@@ -409,7 +416,7 @@ void flush_sender(bool is_explained) {
   Request* const next = traffic.link.posted([&] { return more.irecv(1); });
   ASSERT_TRUE(traffic.link.wait(receive));
   ASSERT_TRUE(traffic.link.wait(send));
-  EXPECT_EQ(buffers.target, buffers.source);
+  EXPECT_EQ(buffers.target, buffers.source) << "wrong bytes";
   Request* const last = traffic.link.posted([&] { return more.isend(1); });
   ASSERT_TRUE(traffic.link.wait(next));
   ASSERT_TRUE(traffic.link.wait(last));
