@@ -153,6 +153,9 @@ bool ContextSet::find_lane(PeerQueue& queue) const noexcept {
     VERBATIM_INFO("RMA from rank %u to rank %u uses lane %u of %zu (%s)", own_rank(), rank_of(queue), wanted + 1,
                   queue.further_qps.size() + 1, lane_port(wanted).name.c_str());
   }
+  if (!queue.left_lane) {
+    failover_->leave_for_now(queue.peer, lane, queue.context, static_cast<std::uint32_t>(queue.sent->posted()));
+  }
   queue.sent->start(*psn);
   queue.active = queue.qp_of(wanted);
   queue.packet_shift = packet_shift(lane_path(queue, wanted).mtu);

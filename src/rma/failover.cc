@@ -42,6 +42,7 @@ Failover::Failover(const ContextSet& set, const Config& config, const std::vecto
     lanes_.push_back(std::make_unique<Lane[]>(count));
     for (std::uint32_t lane = 0; lane < count; ++lane) {
       lanes_.back()[lane].gid = set.lane_port(lane).gid;
+      lanes_.back()[lane].first.resize(set.contexts());
       lanes_.back()[lane].entered = lane == 0 || lanes_.size() == lane_counts_.size();
     }
   }
@@ -239,7 +240,14 @@ std::optional<std::uint32_t> Failover::enter(std::uint32_t peer, std::uint32_t l
   Lane& used = at(peer, lane);
   if (used.step != Step::kUsed) return std::nullopt;
   used.entered = true;
-  return context < used.first.size() ? used.first[context] : 0;
+  return used.first[context];
+}
+
+void Failover::leave_for_now(std::uint32_t peer, std::uint32_t lane, std::uint32_t context, std::uint32_t psn) {
+  const MutexLock lock(mutex_);
+  Lane& left = at(peer, lane);
+  if (left.step != Step::kUsed) return;  // its PSNs begin anew
+  left.first[context] = psn & kPsnMask;
 }
 
 void Failover::use(std::uint32_t peer, std::uint32_t lane) {

@@ -92,6 +92,9 @@ class Failover {
   // failed meanwhile.
   std::optional<std::uint32_t> enter(std::uint32_t peer, std::uint32_t lane, std::uint32_t context)
       VERBATIM_EXCLUDES(mutex_);
+  // It leaves a lane that works, and may enter it again: `psn` is that of the next packet of this context's QP.
+  void leave_for_now(std::uint32_t peer, std::uint32_t lane, std::uint32_t context, std::uint32_t psn)
+      VERBATIM_EXCLUDES(mutex_);
   // The WRITE of 0 bytes has completed.
   void probe_ended(std::uint32_t peer, std::uint32_t lane, bool works) VERBATIM_EXCLUDES(mutex_);
 
@@ -114,7 +117,7 @@ class Failover {
     bool peer_connected = false;
     std::uint64_t due_ns = 0;  // when to look at the port
     Psns expected;             // by this end's QPs: when they were fenced, and at the beginning of the round
-    Psns first;                // of this end's packets; empty: 0
+    Psns first;                // of this end's next packets on a lane that it does not post on; by context
     GidEntry gid;              // of this end's port
     bool look_at_gid = false;  // it may have changed
   };

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -241,6 +242,39 @@ class RmaLanes : public ::testing::Test {
     State states_[kContexts];
   };
 
+  // Puts of one word each, with one signal for all, from rank 0 to rank 1.
+  class FewPuts {
+   public:
+    static constexpr std::size_t kPuts = 4;
+
+    // Collective.
+    explicit FewPuts(Rank& rank) : rank_(rank) {
+      for (std::size_t i = 0; i < kPuts; ++i) source_[i] = 1000 + i;
+      source_memory_ = rank.register_memory(source_.data(), source_.bytes());
+      target_memory_ = rank.register_memory(target_.data(), target_.bytes());
+      signal_memory_ = rank.register_memory(signal_.data(), signal_.bytes());
+    }
+    void* begin(std::size_t i) {
+      return rank_.put_signal(0, {source_memory_, 8 * i}, 8, {target_memory_, 8 * i}, rank_.next(),
+                              {.word = {signal_memory_, 0}, .value = 1});
+    }
+    // After all are done.
+    void check() {
+      if (rank_.number() == 0) return;
+      EXPECT_EQ(signal_[0], kPuts) << "wrong bytes: signals";
+      for (std::size_t i = 0; i < kPuts; ++i) EXPECT_EQ(target_[i], 1000 + i) << "wrong bytes: put " << i;
+    }
+
+   private:
+    Rank& rank_;
+    Words source_{kPuts};
+    Words target_{kPuts};
+    Words signal_{8};
+    void* source_memory_ = nullptr;
+    void* target_memory_ = nullptr;
+    void* signal_memory_ = nullptr;
+  };
+
   // Begins a fault in this process.
   static void fault(const std::string& clause) {
     // In the background: with the inline engine it begins at the next verb of this process.
@@ -249,6 +283,24 @@ class RmaLanes : public ::testing::Test {
     const std::string command =
         std::string(control) + " fault --pid " + std::to_string(::getpid()) + " '" + clause + "' &";
     ASSERT_EQ(std::system(command.c_str()), 0);
+  }
+
+  // Returns when it has begun. The rank makes calls meanwhile: the inline engine takes faults at verbs.
+  static void begin_fault(Rank& rank, const std::string& clause) {
+    const char* const control = std::getenv("SOFTVERBS_CONTROL");
+    if (control == nullptr) GTEST_SKIP() << "the tools are not built";
+    const std::string command =
+        std::string(control) + " fault --pid " + std::to_string(::getpid()) + " '" + clause + "'";
+    std::atomic<bool> has_begun{false};
+    std::thread thread([&] {
+      EXPECT_EQ(std::system(command.c_str()), 0);
+      has_begun = true;
+    });
+    while (!has_begun) {
+      EXPECT_OK(rank.net().progress(rank.contexts));
+      std::this_thread::yield();
+    }
+    thread.join();
   }
 
   static std::size_t lines_in(const char* text, const char* line) {
@@ -737,6 +789,38 @@ TEST_F(RmaLanes, PeerHasDeregistered_CommunicatorFailsWithTheCause) {
     EXPECT_NE(std::string(ranks_.text(rank)).find("remote access error"), std::string::npos) << ranks_.text(rank);
     EXPECT_EQ(std::string(ranks_.text(rank)).find("cable"), std::string::npos) << ranks_.text(rank);
   }
+}
+
+// The second lane is used twice, and the first one in between. The packets of the first use are not taken for those of
+// the second one.
+TEST_F(RmaLanes, LaneIsLeftWhileItWorksAndFailsAtItsSecondUse_NothingIsLost) {
+  if (std::getenv("SOFTVERBS_CONTROL") == nullptr) GTEST_SKIP() << "the tools are not built";
+  ::setenv("VERBATIM_TIMEOUT", "10", 1);
+  run_ranks("", [&](Rank& rank, Traffic&) {
+    FewPuts puts(rank);
+    meet(rank);
+    const auto act = [&] {
+      begin_fault(rank, "link-down device=0");
+      ASSERT_TRUE(wait_for_line(rank, ") has left lane 1", 1));  // not the lane "to itself"
+      ASSERT_TRUE(rank.wait_ok(puts.begin(0)));
+      begin_fault(rank, "link-up device=0");
+      ASSERT_TRUE(wait_for_line(rank, kWorksAgain, 1));
+      ASSERT_TRUE(rank.wait_ok(puts.begin(1)));
+      ASSERT_EQ(lines_in(ranks_.text(0), "uses lane 1"), 1U) << "it has not gone back";
+      begin_fault(rank, "link-down device=0");
+      ASSERT_TRUE(wait_for_line(rank, ") has left lane 1", 2));
+      // The first WRITE, with all of its repetitions.
+      begin_fault(rank, "drop-request op=write device=2 qp=any times=all");
+      void* const lost = puts.begin(2);
+      ASSERT_TRUE(wait_for_line(rank, ") has failed: transport retry counter exceeded", 1));
+      begin_fault(rank, "link-up device=0");
+      ASSERT_TRUE(rank.wait_ok(lost));
+      ASSERT_TRUE(rank.wait_ok(puts.begin(3)));
+    };
+    if (rank.number() == 0) act();
+    meet(rank);
+    puts.check();
+  });
 }
 
 // A network namespace of its own, with two interfaces. False: the system forbids it.
