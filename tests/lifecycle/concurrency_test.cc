@@ -191,6 +191,26 @@ TEST_P(ConcurrentContexts, InitAndFinalizeOnManyThreads_Work) {
   EXPECT_EQ(verbs_alive(), "");
 }
 
+// Where an allocator gives the memory of a context that has just been finalized to the next one, both have one address.
+// A finalize must not take the other context, and with it the process's objects, for its own.
+TEST_P(ConcurrentContexts, ContextGetsTheAddressOfAFinalizedOne_StaysOpen) {
+  std::vector<std::function<void()>> calls;
+  for (std::uint64_t thread = 0; thread < 3; ++thread) {
+    calls.emplace_back([&, thread] {
+      for (int round = 0; round < repetitions(1000) && !HasFailure(); ++round) {
+        void* own = nullptr;
+        EXPECT_OK(net().init(thread, {}, &own));
+        if (own == nullptr) break;
+        int count = 0;
+        EXPECT_OK(net().devices(&count)) << "the process's objects are gone";
+        EXPECT_OK(net().finalize(own));
+      }
+    });
+  }
+  together(calls);
+  EXPECT_EQ(verbs_alive(), "");
+}
+
 // Before the first init and after the last finalize, queries must return kInvalidUsage.
 TEST_P(ConcurrentContexts, DevicesBeforeInitOrAfterFinalize_IsInvalidUsage) {
   std::atomic<bool> is_over = false;

@@ -37,7 +37,8 @@ struct ProcessState {
   Listener listener{side_channel.address, interfaces};
   EndpointPools pools = {};  // of the contexts
   std::uint32_t contexts_made = 0;
-  std::set<Context*> contexts = {};  // open
+  std::set<Context*> contexts = {};    // open
+  std::size_t contexts_not_ended = 0;  // these, and those that are being destroyed
   const std::unique_ptr<const Verbs> verbs;
   const std::shared_ptr<DeviceInventory> inventory;
   const std::unique_ptr<NetDevices> devices;
@@ -201,15 +202,20 @@ Result<Context*> open_context(Config config, int traffic_class, const Profiler& 
   ProcessState& process = opened != nullptr ? *opened : *g_process;
   auto* context = new Context(std::move(config), traffic_class, process.contexts_made++, process, profiler);
   process.contexts.insert(context);
+  ++process.contexts_not_ended;
   if (opened != nullptr) g_process = opened.release();
   return context;
 }
 
 void close_context(Context* context) {
+  {
+    // Before its memory is free: another context may get the same address at once.
+    const MutexLock lock(g_mutex);
+    g_process->contexts.erase(context);
+  }
   delete context;
   const MutexLock lock(g_mutex);
-  g_process->contexts.erase(context);
-  if (g_process->contexts.empty()) {
+  if (--g_process->contexts_not_ended == 0) {
     delete g_process;
     g_process = nullptr;
   }
@@ -220,7 +226,7 @@ void close_all_contexts() {
     Context* any = nullptr;
     {
       const MutexLock lock(g_mutex);
-      if (g_process != nullptr) any = *g_process->contexts.begin();
+      if (g_process != nullptr && !g_process->contexts.empty()) any = *g_process->contexts.begin();
     }
     if (any == nullptr) break;
     close_context(any);
