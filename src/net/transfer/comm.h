@@ -264,8 +264,8 @@ class Comm {
     failure_state_.clear_flag(kProbing);
   }
   bool works(std::size_t qp) const { return failover_ == nullptr || failover_->works(qp); }
-  // Whether a lane that works uses this end's port.
-  bool port_works(std::size_t port) const;
+  // Whether a lane that works, or joins, uses this end's port.
+  bool port_is_used(std::size_t port) const;
   // See qp_shares in lanes.h: of the lanes that work, at least one.
   std::vector<std::uint32_t> working_shares() const;
   // Advances the lanes. Called with the flag kLanes set, after a poll of all CQs; `all_polled`: until they were empty.

@@ -200,10 +200,11 @@ std::uint64_t Comm::waited_ns(std::uint64_t now) {
   return failover_->waited_ns;
 }
 
-bool Comm::port_works(std::size_t port) const {
+bool Comm::port_is_used(std::size_t port) const {
   const std::span<const EndpointQp> qps = endpoint_.qps();
   for (std::size_t qp = 0; qp < qps.size(); ++qp) {
-    if (qps[qp].device == port && works(qp)) return true;
+    const bool joins = failover_->state(failover_->lane_of(qp)) == LaneState::kJoining;
+    if (qps[qp].device == port && (joins || works(qp))) return true;
   }
   return false;
 }
@@ -438,7 +439,7 @@ void Comm::receive_lane_notices() {
   }
   for (std::size_t lane = 0; lane < failover_->lanes() && error() == nullptr; ++lane) {
     const std::size_t port = endpoint_.qps()[failover_->qps(lane).front()].device;
-    if ((incoming.events >> lane & 1) != 0 && !port_works(port)) stop_port(port);
+    if ((incoming.events >> lane & 1) != 0 && !port_is_used(port)) stop_port(port);
   }
 }
 

@@ -92,6 +92,7 @@ Request* FlushQueue::post(const void* data, const MemoryKeys& memory, int& retur
     }
     ++slot.reads_left;
   }
+  if (slot.reads_left == 0) slot.reads_left = slot.held = 1;  // as if its READ had failed
   state.free_slots.pop_back();
   ++in_use_;
   return &slot;

@@ -33,8 +33,9 @@ class FlushQueue {
   // Any thread.
   bool uses(const ibv_qp& qp) const;
 
-  // Posts a READ of the byte at `data` on every port, because each may have carried a part of the data. nullptr when no
-  // slot is free, or when posting on `port` failed: then `returned` is not 0.
+  // Posts a READ of the byte at `data` on every port, because each may have carried a part of the data. While all ports
+  // are left out, the flush is done at complete_held(). nullptr when no slot is free, or when posting on `port` failed:
+  // then `returned` is not 0.
   Request* post(const void* data, const MemoryKeys& memory, int& returned, std::size_t& port);
 
   // The READ with this `wr_id` has completed.
@@ -47,6 +48,8 @@ class FlushQueue {
   // complete at complete_held(), when the port's lanes have been drained, which takes longer than a write on the bus.
   void hold(std::uint64_t wr_id);
   void complete_held();
+  // Whether this flush waits for that.
+  static bool is_held(const Request& request) { return static_cast<const Slot&>(request).held != 0; }
   // A QP in RTS that is connected to itself, for READs on the port.
   static Result<UniqueQp> make_qp(const Port& port, ibv_cq* cq, const Config& config);
   bool is_left_out(std::size_t port) const { return (left_out_ >> port & 1) != 0; }

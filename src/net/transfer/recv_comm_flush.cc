@@ -39,6 +39,7 @@ Request* RecvComm::iflush(const void* data, const MemoryKeys& memory) {
   int returned = 0;
   std::size_t port = 0;
   Request* request = flush_.post(data, memory, returned, port);
+  if (request != nullptr && FlushQueue::is_held(*request)) failure_state_.set_flag(kLanes);  // until complete_held()
   if (request == nullptr) {
     if (returned != 0) {
       fail_post("ibv_post_send", returned, endpoint_.qp_on_port(port));
