@@ -72,8 +72,8 @@ class SendComm final : public CommProgress<SendComm> {
 
   struct SendRequest : Request {
     // Of the group's first member.
-    std::uint8_t group_size = 0;
-    std::uint8_t parts_left = 0;        // QPs that have not finished
+    std::uint8_t group_size = 0;        // of the last group here that was not sent by send_single
+    std::uint8_t parts_left = 0;        // QPs that have not finished; 0 also while send_single's message is pending
     std::uint32_t optional_member = 0;  // of the last group here that had optional completion: its number
     std::uint64_t bytes = 0;
     const void* data = nullptr;
@@ -289,6 +289,10 @@ class SendComm final : public CommProgress<SendComm> {
   std::uint32_t open_window_begin() const;
   bool is_written_again(std::uint32_t member) const;
   std::uint32_t first_that_may_be_missing(const std::optional<wire::LaneReport>& peer) const;
+  // Of the group that begins with this pending request. Not that of its CTS entries, which the peer may change.
+  static std::uint8_t sent_group_size(const SendRequest& first) {
+    return first.parts_left != 0 ? first.group_size : std::uint8_t{1};
+  }
   void finish_members(std::uint32_t index);
   bool queue_drained(std::size_t queue) const;
   void set_turns();

@@ -105,9 +105,11 @@ std::uint32_t SendComm::first_that_may_be_missing(const std::optional<wire::Lane
   // One QP delivers in order, also what has no completion signal.
   const std::uint32_t begin = open_window_begin();
   std::uint32_t first = begin;
-  for (std::uint32_t member = begin; member != head(); ++member) {
+  for (std::uint32_t member = begin; member != head();) {
     const SendRequest& request = requests_[wire::ring_index(member)];
-    if (request.state == RequestState::kPending && request.optional_member != member) first = member + 1;
+    const bool optional = request.optional_member == member;
+    member += optional ? request.group_size : 1U;
+    if (request.state == RequestState::kPending && !optional) first = member;
   }
   return first;
 }
@@ -117,7 +119,9 @@ void SendComm::finish_members(std::uint32_t index) {
   // A group that goes on behind the end of the ring has its last requests there.
   const std::uint32_t last = index == wire::kRingMask ? wire::kRingEntries - 1 : index;
   for (std::uint32_t i = index; i <= last; ++i) {
-    if (requests_[i].state == RequestState::kPending) requests_[i].state = RequestState::kDone;
+    if (requests_[i].state != RequestState::kPending) continue;
+    requests_[i].state = RequestState::kDone;
+    requests_[i].parts_left = 0;
   }
 }
 
@@ -149,10 +153,7 @@ void SendComm::recover_messages(const std::optional<wire::LaneReport>& peer) {
       continue;
     }
     const bool optional = request.optional_member == member;
-    // A single message leaves that of another group there.
-    if (!is_written_again(member)) {
-      request.group_size = static_cast<std::uint8_t>(std::clamp(entry(index).size.group_size(), 1U, wire::kMaxGroup));
-    }
+    request.group_size = sent_group_size(request);
     request.parts_left = 1;
     missing_.push_back({{.index = static_cast<std::uint16_t>(index), .last = kWholeMessage - 1}, !optional});
     member += request.group_size;
