@@ -38,7 +38,8 @@ void write_entry(Entry& entry, std::uint32_t member, void* data, std::uint64_t b
   entry.size = {bytes, group};
   entry.tag = static_cast<std::uint32_t>(tag);
   std::memcpy(entry.rkey, memory.rkey, sizeof entry.rkey);
-  entry.ready = member + 1;
+  // The monitor may write the ring to the peer meanwhile (rewrite_ring_without).
+  __atomic_store_n(&entry.ready, member + 1, __ATOMIC_RELEASE);
 }
 
 constexpr std::size_t kFlushTargetBytes = sizeof(std::uint64_t);
