@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""tools/quickstart as a new user runs it: quickstart_test.py SOURCE_DIR CLASS...
+"""tools/quickstart as a new user runs it, and the commands of README.md after it: quickstart_test.py SOURCE_DIR CLASS...
 
-Quickstart and Packages run it in a tree of three scripts, with programs in place of meson, ninja, apt-get and
-verbatim-perf. Build runs it in a copy of the whole tree.
+Quickstart, Packages and Readme run it in a tree of three scripts, with programs in place of meson, ninja, apt-get and what is
+built. Build runs it in a copy of the whole tree. The commands of README.md start programs in place of torchrun, mpirun, srun
+and docker, which record their arguments and environment.
 """
 
 import json
@@ -48,10 +49,17 @@ mkdir running || { trap - TERM; echo "two builds at once"; exit 1; }
 echo "[1/2] Compiling"
 if [ -e slow ]; then sleep "$(cat slow)" & wait $!; fi
 echo "[2/2] Linking"
-mkdir -p plugin src/softverbs/lib tools/verbatim-perf
+mkdir -p plugin src/softverbs/lib
 touch plugin/libnccl-net-verbatim.so src/softverbs/lib/libibverbs.so.1
-printf '#!/bin/sh\\necho "ran $*"\\n[ ! -e build/slow-run ] || exec sleep "$(cat build/slow-run)"\\n' >tools/verbatim-perf/verbatim-perf
-chmod +x tools/verbatim-perf/verbatim-perf
+for target; do
+  case "$target" in
+    tools/*)
+      mkdir -p "${target%/*}"
+      printf '#!/bin/sh\\necho "ran $*"\\n[ ! -e build/slow-run ] || exec sleep "$(cat build/slow-run)"\\n' >"$target"
+      chmod +x "$target"
+      ;;
+  esac
+done
 rmdir running
 """
 
@@ -64,9 +72,95 @@ esac
 """
 
 
+# Tries to load the plugin as NCCL does.
+LAUNCHER = f"""#!{sys.executable}
+import ctypes, json, os, sys
+try:
+    error = ctypes.CDLL("libnccl-net-verbatim.so") and None
+except OSError as failure:
+    error = str(failure)
+call = dict(program=os.path.basename(sys.argv[0]), arguments=sys.argv[1:], environment=dict(os.environ), error=error)
+print(json.dumps(call), file=open(os.environ["CALLS"], "a"))
+"""
+NO_GPU = "#!/bin/sh\nexit 77\n"  # in place of tests/gpu/run
+LAUNCHERS = ("torchrun", "mpirun", "srun", "docker")
+VARIABLES = {"NCCL_NET_PLUGIN": "verbatim", "NCCL_NET": "Verbatim", "NCCL_NET_PLUGIN_REF_COUNT": "1"}
+
+
 def write_program(path, text):
     path.write_text(text)
     path.chmod(0o755)
+
+
+def readme_commands():
+    """The indented blocks of README.md that are not the output of quickstart, in their order."""
+    blocks = re.findall(r"(?:^    .*\n|(?<=\n)\n(?=    ))+", (SOURCE / "README.md").read_text(), re.M)
+    return "".join(re.sub(r"^    ", "", block, flags=re.M) for block in blocks if not block.lstrip().startswith("== "))
+
+
+class ReadmeCommands(unittest.TestCase):
+    """What Readme and Build do with the commands of README.md."""
+
+    maxDiff = None
+    README_LIMIT_S = WAIT_S
+
+    def run_readme(self, root):
+        """Runs all commands in one shell, as a reader does whose LD_LIBRARY_PATH is not set. Returns the calls and the output."""
+        programs = root.parent / "launchers"
+        programs.mkdir()
+        for name in LAUNCHERS:
+            write_program(programs / name, LAUNCHER)
+        environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
+        environment.update(PATH=f"{programs}:{self.path()}", CALLS=str(root.parent / "calls"))
+        commands = readme_commands()
+        result = subprocess.run(
+            ["bash", "-exc", commands],
+            cwd=root,
+            env=environment,
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=self.README_LIMIT_S,
+        )
+        self.assertEqual(result.returncode, 0, result.stdout[-2000:] + result.stderr[-4000:])
+        calls = [json.loads(line) for line in (root.parent / "calls").read_text().splitlines()]
+        self.assertEqual([call["program"] for call in calls], ["torchrun", "mpirun", "srun", "docker", "torchrun"])
+        for call in calls:
+            self.check_environment(call["environment"], root)
+        self.check_mpirun(calls[1]["arguments"])
+        self.check_docker(calls[3]["arguments"])
+        last = calls[4]["environment"]
+        self.assertEqual(last["LD_LIBRARY_PATH"].split(":")[0], str(root / "build/src/softverbs/lib"))
+        self.assertEqual([last.get(f"NCCL_{name}_DISABLE") for name in ("P2P", "SHM")], ["1", "1"])
+        for name in re.findall(r"`((?:build|tools)/[\w./-]+)", (SOURCE / "README.md").read_text()):
+            tree = root if name.startswith("build/") else SOURCE
+            self.assertTrue((tree / name).exists(), f"README.md names {name}, which is not there after its commands")
+        return calls, result.stdout
+
+    def path(self):
+        return os.environ["PATH"]
+
+    # The loader takes an empty element for the current directory.
+    def check_environment(self, environment, root):
+        directories = environment["LD_LIBRARY_PATH"].split(":")
+        self.assertNotIn("", directories)
+        self.assertIn(str(root / "build/plugin"), directories)
+        self.assertEqual({name: environment.get(name) for name in VARIABLES}, VARIABLES)
+
+    def check_mpirun(self, arguments):
+        passed = {arguments[i + 1] for i, argument in enumerate(arguments) if argument == "-x"}
+        self.assertEqual(passed, {"LD_LIBRARY_PATH", *VARIABLES})
+        hosts = arguments[arguments.index("--host") + 1].split(",")
+        self.assertEqual(int(arguments[arguments.index("-np") + 1]), sum(int(host.split(":")[1]) for host in hosts))
+
+    def check_docker(self, arguments):
+        def after(option):
+            return [arguments[i + 1] for i, argument in enumerate(arguments) if argument == option]
+
+        directory, place, _ = after("-v")[0].split(":")
+        self.assertTrue((pathlib.Path(directory) / "libnccl-net-verbatim.so").exists(), directory)
+        self.assertEqual(dict(variable.split("=") for variable in after("-e")), {"LD_LIBRARY_PATH": place, **VARIABLES})
+        self.assertEqual([after("--device"), after("--ulimit"), after("--network")], [["/dev/infiniband"], ["memlock=-1"], ["host"]])
 
 
 class Tree(unittest.TestCase):
@@ -108,6 +202,17 @@ class Tree(unittest.TestCase):
         self.assertEqual(text.count("\n"), 1, text)
         for part in parts:
             self.assertIn(part, text)
+
+
+class Readme(Tree, ReadmeCommands):
+    def path(self):
+        return self.environment["PATH"]
+
+    def test_every_command_works_in_its_order(self):
+        gpu = self.root / "tests/gpu/run"
+        gpu.parent.mkdir(parents=True)
+        write_program(gpu, NO_GPU)
+        self.run_readme(self.root)
 
 
 class Quickstart(Tree):
@@ -294,12 +399,14 @@ class Packages(Tree):
         self.assert_one_line(err, "no apt-get", "ninja-build")
 
 
-class Build(unittest.TestCase):
-    """What a first run costs, and that it builds what it runs and nothing else."""
+class Build(ReadmeCommands):
+    """What a first run costs, that it builds what README.md runs and nothing else, and that README.md's commands work."""
 
-    CPU_LIMIT_S = 240
+    CPU_LIMIT_S = 300
+    README_LIMIT_S = 600
     FOLDERS = re.compile(
-        r"^(src/|plugin/|tools/(workload|netapi|ranks|verbatim-perf)/|tools/softverbs-control/process_directory\.cc$)"
+        r"^(build/src/base/version\.cc$|src/|plugin/|tools/(cli|memory|netapi|ranks|verbatim-info|verbatim-perf|workload)/"
+        r"|tools/softverbs-control/process_directory\.cc$)"
     )
 
     def test_first_run(self):
@@ -318,6 +425,10 @@ class Build(unittest.TestCase):
             self.assertEqual(result.stdout.count("Wrong elements    : 0 OK"), 2)
             self.check_sources(root)
             self.assertLess(cpu_s, self.CPU_LIMIT_S)
+            write_program(root / "tests/gpu/run", NO_GPU)
+            calls, out = self.run_readme(root)
+            self.assertIn("softverbs0", out)  # of verbatim-info
+            self.assertEqual([call["error"] for call in calls], [None] * len(calls))
 
     def check_sources(self, root):
         build = root / "build"

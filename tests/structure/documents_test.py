@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Links between the Markdown files lead somewhere, and README.md is one page: documents_test.py SOURCE_DIR.
+"""What must be right in all documents and scripts: documents_test.py SOURCE_DIR.
 
-A link is to a file or folder of the tree, or to a heading of a Markdown file. Addresses of other hosts are not checked. Before
-that the check is tried on a tree of two files with two wrong links.
+Links between the Markdown files lead somewhere: to a file or folder of the tree, or to a heading of a Markdown file. Addresses of
+other hosts are not checked. README.md is one page. No shell command adds an empty element to LD_LIBRARY_PATH when that was not
+set, because the loader takes it for the current directory. Before that each check is tried on a tree with such mistakes.
 """
 
 import os
@@ -15,13 +16,22 @@ README_LINES = 160
 
 LINK = re.compile(r"\[[^]\[]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
+# $LD_LIBRARY_PATH beside a colon, but not inside of ${LD_LIBRARY_PATH:+...}.
+VARIABLE = r"\$(?:LD_LIBRARY_PATH\b|\{LD_LIBRARY_PATH\})"
+EMPTY_ELEMENT = re.compile(rf"(?<!\+):{VARIABLE}|(?<!\+){VARIABLE}:")
 HEADING = re.compile(r"^#+ +(.*?) *$", re.M)
 
 
-def documents(root):
+def all_files(root):
+    """Not those of builds and of hidden folders, which other programs may write at this moment."""
     for folder, folders, files in os.walk(root):
-        folders[:] = [name for name in folders if not name.startswith(("build", ".git"))]
-        yield from (pathlib.Path(folder) / name for name in sorted(files) if name.endswith(".md"))
+        folders[:] = [name for name in folders if not name.startswith(("build", ".", "__pycache__"))]
+        paths = (pathlib.Path(folder) / name for name in sorted(files))
+        yield from (path for path in paths if path.is_file())
+
+
+def documents(root):
+    return (path for path in all_files(root) if path.suffix == ".md")
 
 
 def anchors(document):
@@ -49,6 +59,23 @@ def long_readme(root):
         yield f"README.md: {lines} lines, the limit is {README_LINES}"
 
 
+def empty_elements(root):
+    for path in all_files(root):
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            if EMPTY_ELEMENT.search(line):
+                yield f"{path.relative_to(root)}:{number}: an empty element when LD_LIBRARY_PATH is not set: {line.strip()}"
+
+
+def check_finds_empty_elements():
+    name = "LD_LIBRARY_PATH"
+    with tempfile.TemporaryDirectory() as directory:
+        root = pathlib.Path(directory)
+        wrong = [f"{name}=/a:${name}", f"{name}=/a:${{{name}}}", f"{name}=${name}:/a", f"{name}=${{{name}}}:/a"]
+        right = [f"{name}=/a${{{name}:+:${name}}}", f"{name}=${{{name}:+${name}:}}/a", f"{name}=$NCCL/lib:/a"]
+        (root / "script").write_text("\n".join([*wrong, *right]))
+        assert len(list(empty_elements(root))) == len(wrong), list(empty_elements(root))
+
+
 def check_finds_wrong_links():
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)
@@ -65,8 +92,9 @@ def check_finds_wrong_links():
 
 def main():
     check_finds_wrong_links()
+    check_finds_empty_elements()
     root = pathlib.Path(sys.argv[1]).resolve()
-    found = [*wrong_links(root), *long_readme(root)]
+    found = [*wrong_links(root), *long_readme(root), *empty_elements(root)]
     print("\n".join(found))
     return 1 if found else 0
 
