@@ -107,9 +107,13 @@ class Pairs(unittest.TestCase):
         self.assertRegex(result.output, r"(?m)^# 4 hosts, 24 links: 18 work, 6 fail, ")
         self.assertRegex(result.output, rf"(?m)^{self.HOST}\[3\] softverbs1 +{self.HOST}\[\d\] softverbs1 +fails")
 
-    def test_a_slow_port_is_named(self):
-        report = self.report(3, special={"SOFTVERBS_FAULTS": "delay by=15ms device=0"})
-        self.assertRegex("\n".join(report["findings"]), rf"(?m)^{self.HOST}\[2\] softverbs0: the links to 2 of 2 ports are slow")
+    # What follows from the numbers is tested with given ones (pair_report_test.cc): those of a busy machine vary.
+    def test_a_slow_port_has_its_latency(self):
+        report = self.report(3, special={"SOFTVERBS_FAULTS": "delay by=3ms device=0"})
+        slow = [link for link in report["links"] if link["from_port"] == 0 and 2 in (link["from"], link["to"])]
+        self.assertEqual(len(slow), 4)
+        for link in slow:
+            self.assertGreaterEqual(link["latency_us"], 3000 / 2, link)  # of a message and its answer one is delayed
 
     def test_different_gid_types_are_named(self):
         report = self.report(2, special={"VERBATIM_GID_INDEX": "2", "SOFTVERBS_DEVICES": "1"})

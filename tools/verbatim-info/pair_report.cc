@@ -15,7 +15,7 @@
 namespace verbatim::info {
 namespace {
 
-// Worse than the median of the links with the same declared speed by this factor. A busy host varies by less.
+// Worse than the median of the links with the same declared speed by this factor.
 constexpr double kSlowBandwidth = 2;
 constexpr double kSlowLatency = 4;
 constexpr std::size_t kMaxRows = 20;
