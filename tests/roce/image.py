@@ -53,7 +53,7 @@ def search_path():
 def program(name):
     path = shutil.which(name, path=search_path())
     if path is None:
-        raise Missing(f"{name} is not installed (Debian package {PROGRAMS.get(name, name)}; tools/setup --tests installs it)")
+        raise Missing(f"{name} is not installed (Debian package {PROGRAMS.get(name, name)}; tools/setup --full installs it)")
     return path
 
 
@@ -61,7 +61,7 @@ def require_programs():
     for name in PROGRAMS:
         program(name)
     if not os.path.isdir("/etc/libibverbs.d"):
-        raise Missing("rdma-core's providers are not installed (Debian package ibverbs-providers; tools/setup --tests installs them)")
+        raise Missing("rdma-core's providers are not installed (Debian package ibverbs-providers; tools/setup --full installs them)")
 
 
 def run(*arguments, **options):
