@@ -13,20 +13,20 @@ namespace verbatim {
 
 namespace {
 
-// Whether memory whose dma-buf the device refuses may be registered as peer memory at its address. Not when locked
-// memory has run out, which fails there too, and not when the caller's descriptor is invalid.
-bool can_use_peer_memory(int dmabuf_errno) {
-  return dmabuf_errno != ENOMEM && dmabuf_errno != EBADF;
+// Whether memory whose dma-buf the device refuses may be registered as peer memory at its address: only if the device
+// has no dma-bufs. After other errors NCCL must know: its buffers of several allocations need a dma-buf.
+bool has_no_dmabufs(int dmabuf_errno) {
+  return dmabuf_errno == EOPNOTSUPP || dmabuf_errno == EPROTONOSUPPORT;
 }
 
 Result<MrRef> acquire(const Device& device, const MrRequest& request) {
   if (request.type != MemoryType::kDmaBuf) return device.mr_cache().acquire(request);
   MrRequest first = request;
-  first.suppress_log_for = can_use_peer_memory;
+  first.suppress_log_for = has_no_dmabufs;
   Result<MrRef> reference = device.mr_cache().acquire(first);
   if (reference || reference.error().kind != ErrorKind::kSystem) return reference;
   const Error refusal = reference.error();
-  if (!can_use_peer_memory(refusal.sys_errno)) return reference;
+  if (!has_no_dmabufs(refusal.sys_errno)) return reference;
   MrRequest peer = request;
   peer.type = MemoryType::kCuda;
   peer.dmabuf_errno = refusal.sys_errno;

@@ -95,6 +95,34 @@ TEST_F(MemoryTest, DmaBufRefused_FallsBackToPeerMemory) {
       "the same address, which works as well");
 }
 
+// NCCL registers the memory itself then, or refuses a buffer of several allocations, which peer memory cannot register.
+TEST_F(MemoryTest, DmaBufRefusedForAnotherReason_DoesNotFallBack) {
+  const UniqueFd fd(::memfd_create("gpu", MFD_CLOEXEC));
+  fake_.devices()[0]->dmabuf_errno = 0;
+  for (const int code : {EINVAL, EFAULT, EIO, ENOMEM, EBADF, EPERM}) {
+    const LogCapture log;
+    fake_.failures["reg_dmabuf_mr"] = code;
+    const auto refused = register_memory(
+        {both_.data(), 1},
+        {.address = buffer_.data(), .bytes = 1, .type = MemoryType::kDmaBuf, .dmabuf = {.fd = fd.get(), .offset = 0}});
+    ASSERT_FALSE(refused) << code;
+    EXPECT_EQ(refused.error().sys_errno, code);
+    EXPECT_TRUE(refused.error().logged);
+    EXPECT_EQ(log.only_warning().rfind("mlx5_0: ibv_reg_dmabuf_mr of 4096 bytes of a dma-buf at ", 0), 0U);
+  }
+  EXPECT_EQ(fake_.calls("reg_mr"), 0);
+}
+
+TEST_F(MemoryTest, DmaBufProtocolNotSupported_FallsBackToPeerMemory) {
+  const LogCapture log;
+  const UniqueFd fd(::memfd_create("gpu", MFD_CLOEXEC));
+  fake_.devices()[0]->dmabuf_errno = EPROTONOSUPPORT;
+  EXPECT_TRUE(register_memory(
+      {both_.data(), 1},
+      {.address = buffer_.data(), .bytes = 1, .type = MemoryType::kDmaBuf, .dmabuf = {.fd = fd.get(), .offset = 0}}));
+  EXPECT_EQ(fake_.calls("reg_mr"), 1);
+}
+
 TEST_F(MemoryTest, DmaBufAndPeerMemoryRefused_OneLineWithBothReasons) {
   const LogCapture log;
   const UniqueFd fd(::memfd_create("gpu", MFD_CLOEXEC));
