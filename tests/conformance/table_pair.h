@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -14,6 +15,7 @@
 #include <thread>
 #include <vector>
 
+#include "netapi/log.h"
 #include "netapi/plugin.h"
 #include "traffic.h"
 
@@ -23,8 +25,11 @@ class TablePair {
  public:
   static constexpr int kMerged = -1;  // devices 0 and 1 as one
 
-  // The plugin is CONFORMANCE_PLUGIN. `device`: of both ends.
+  // The plugin is CONFORMANCE_PLUGIN, and its warnings go to stderr. `device`: of both ends.
   explicit TablePair(int device) {
+    netapi::set_log_callback([](const netapi::LogLine& line) {
+      if (line.level == nccl::DebugLogLevel::kWarn) std::fprintf(stderr, "%s\n", line.text.c_str());
+    });
     netapi::Opened opened = netapi::open_plugin(std::getenv("CONFORMANCE_PLUGIN"), 12);
     EXPECT_NE(opened.plugin, nullptr) << opened.error;
     if (opened.plugin == nullptr) return;
@@ -45,7 +50,7 @@ class TablePair {
 
   explicit operator bool() const { return send_comm != nullptr && recv_comm != nullptr; }
 
-  // Registered until the process ends.
+  // Registered until the comm is closed, so the memory must live longer than this object.
   void* reg(void* comm, std::vector<std::uint8_t>& memory, int type = nccl::kPtrHost) {
     void* handle = nullptr;
     EXPECT_EQ(net_->reg_mr(comm, memory.data(), memory.size(), type, &handle), nccl::Result::kSuccess);

@@ -128,8 +128,6 @@ INTERPOSE(FILE*, fopen64, nullptr, (const char* path, const char* mode), (path, 
 INTERPOSE(int, fchmod, -1, (int fd, mode_t mode), (fd, mode))
 INTERPOSE(int, fstat64, -1, (int fd, struct stat* found), (fd, found))
 INTERPOSE(int, lstat64, -1, (const char* path, struct stat* found), (path, found))
-INTERPOSE(std::size_t, fwrite, 0, (const void* data, std::size_t bytes, std::size_t count, FILE* file),
-          (data, bytes, count, file))
 INTERPOSE(int, rename, -1, (const char* from, const char* to), (from, to))
 INTERPOSE(int, unlink, -1, (const char* path), (path))
 INTERPOSE(int, mkdir, -1, (const char* path, mode_t mode), (path, mode))

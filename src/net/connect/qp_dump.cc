@@ -37,10 +37,16 @@ void dump_qps(const std::string& file, const Comm& comm, const wire::PeerIdentit
 }
 
 void append_to_qp_dump(const std::string& file, const std::string& text) {
-  const UniqueFd out(::open(file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, S_IRUSR | S_IWUSR | S_IRGRP));
-  if (out && ::write(out.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return;
+  // Others may write to its directory: no link of theirs is followed, and a FIFO does not block.
+  constexpr int kFlags = O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK;
+  const UniqueFd out(::open(file.c_str(), kFlags, S_IRUSR | S_IWUSR));
+  struct stat status {};
+  const bool is_open = out && ::fstat(out.get(), &status) == 0;
+  const bool is_own = S_ISREG(status.st_mode) && status.st_uid == ::geteuid() && status.st_nlink == 1;
+  if (is_open && is_own && ::write(out.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return;
+  const char* const why = is_open && !is_own ? "it is not a file of this user with one name" : std::strerror(errno);
   VERBATIM_WARN("VERBATIM_QP_DUMP: writing %s failed: %s. Next: choose a file that this process can write",
-                file.c_str(), std::strerror(errno));
+                file.c_str(), why);
 }
 
 }  // namespace verbatim

@@ -1,5 +1,7 @@
 #include "net/context/stats.h"
 
+#include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -8,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/json.h"
+#include "base/unique_fd.h"
 
 namespace verbatim {
 namespace {
@@ -53,12 +56,16 @@ std::string outages_json(std::span<const LaneOutage> outages) {
 }
 
 Status write_and_rename(const std::string& unfinished, const std::string& path, const std::string& json) {
-  std::FILE* file = std::fopen(unfinished.c_str(), "we");
-  if (file == nullptr) return system_error("open", errno);
-  const bool written = std::fwrite(json.data(), 1, json.size(), file) == json.size();
-  const int write_errno = errno;
-  if (std::fclose(file) != 0) return system_error("close", errno);
-  if (!written) return system_error("write", write_errno);
+  ::unlink(unfinished.c_str());  // of an earlier process with this ID, or of another user: it is not written to
+  UniqueFd file(
+      ::open(unfinished.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, S_IRUSR | S_IWUSR));
+  if (!file) return system_error("open", errno);
+  for (std::size_t done = 0; done < json.size();) {
+    const ssize_t count = ::write(file.get(), json.data() + done, json.size() - done);
+    if (count < 0) return system_error("write", errno);
+    done += static_cast<std::size_t>(count);
+  }
+  if (::close(file.release()) != 0) return system_error("close", errno);
   if (std::rename(unfinished.c_str(), path.c_str()) != 0) return system_error("rename", errno);
   return {};
 }

@@ -141,7 +141,7 @@ void Process::write_stats() {
   }
   const std::string text = to_json(stats) + "\n";
   const UniqueFd file(::open(stats_file_name(settings_.stats_file, ::getpid()).c_str(),
-                             O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, S_IRUSR | S_IWUSR | S_IRGRP | S_IROTH));
+                             O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, S_IRUSR | S_IWUSR));
   if (file && ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return;
   VERBATIM_WARN("SOFTVERBS_STATS=%s cannot be written: %s", settings_.stats_file.c_str(), std::strerror(errno));
 }

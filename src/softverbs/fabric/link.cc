@@ -34,7 +34,8 @@ Status Link::start() {
     }
   }
   if (settings_.trace_file.empty()) return {};
-  trace_.reset(::open(settings_.trace_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, S_IRUSR | S_IWUSR));
+  trace_.reset(::open(settings_.trace_file.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK,
+                      S_IRUSR | S_IWUSR));
   if (trace_) return {};
   const int error = errno;
   VERBATIM_WARN("SOFTVERBS_TRACE=%s cannot be written: %s", settings_.trace_file.c_str(), std::strerror(error));
