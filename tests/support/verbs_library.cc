@@ -38,6 +38,8 @@ VerbsLibrary load() {
       reinterpret_cast<decltype(verbs.query_gid_ex)>(symbol(library, "_ibv_query_gid_ex", "IBVERBS_1.11"));
   verbs.query_gid_table =
       reinterpret_cast<decltype(verbs.query_gid_table)>(symbol(library, "_ibv_query_gid_table", "IBVERBS_1.11"));
+  verbs.query_port_speed =
+      reinterpret_cast<decltype(verbs.query_port_speed)>(dlvsym(library, "ibv_query_port_speed", "IBVERBS_1.16"));
   return verbs;
 }
 

@@ -63,6 +63,8 @@ struct VerbsLibrary {
 #undef VERBATIM_TEST_MEMBER
   decltype(&_ibv_query_gid_ex) query_gid_ex = nullptr;
   decltype(&_ibv_query_gid_table) query_gid_table = nullptr;
+  // The header of rdma-core 44 does not declare it. nullptr in older libraries.
+  int (*query_port_speed)(ibv_context*, std::uint32_t port_num, std::uint64_t* speed) = nullptr;
 };
 
 // Opened on first use and never closed. A missing library or symbol ends the program with one line that names it.

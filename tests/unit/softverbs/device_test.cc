@@ -153,6 +153,16 @@ TEST_F(DeviceQuery, Port_IsActive) {
   }
 }
 
+TEST_F(DeviceQuery, PortSpeed_AgreesWithWidthAndSpeed) {
+  if (verbs().query_port_speed == nullptr) GTEST_SKIP() << "the library is of rdma-core 44 or older";
+  std::uint64_t speed = 0;
+  ASSERT_EQ(verbs().query_port_speed(context, device.port_num, &speed), 0);
+  ASSERT_EQ(device.port.active_width, 2);   // 4 lanes
+  ASSERT_EQ(device.port.active_speed, 32);  // EDR: 25 Gbit/s
+  EXPECT_EQ(speed, 1000U);                  // in units of 100 Mbit/s
+  EXPECT_EQ(verbs().query_port_speed(context, device.attr.phys_port_cnt + 1U, &speed), EINVAL);
+}
+
 TEST_F(DeviceQuery, UnknownPort_IsRefused) {
   ibv_port_attr port{};
   EXPECT_EQ(query_port(context, 0, &port), EINVAL);
