@@ -99,7 +99,6 @@ TEST(MissingLibrary, PluginOrCuda_IsNamed) {
 Outcome run_two(const std::vector<std::string>& of_first, const std::vector<std::string>& of_second) {
   const std::vector<std::string> both{"--root",    "127.0.0.1:" + std::to_string(perf::free_port()),
                                       "--nranks",  "2",
-                                      "--token",   "99",
                                       "--plugin",  setting("EPLB_PLUGIN"),
                                       "--timeout", "60"};
   const auto arguments = [&both](const char* rank, const std::vector<std::string>& more) {

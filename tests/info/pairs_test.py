@@ -24,6 +24,7 @@ SETTINGS = {
     "VERBATIM_RECONNECT_S": "0",
     "VERBATIM_STATE_DIR": "none",
     "SOFTVERBS_DEVICES": "2",
+    "VERBATIM_TOKEN": "a secret of this test",
 }
 Result = collections.namedtuple("Result", "status output errors")
 

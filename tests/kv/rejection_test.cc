@@ -105,9 +105,9 @@ TEST(RankAgreement, DifferentOptions_DifferenceIsNamed) {
   const auto disagree = [](const std::vector<std::string>& of_second, const std::string& reason) {
     const std::string root = "127.0.0.1:" + std::to_string(perf::free_port());
     const auto arguments = [&root](const char* rank, const std::vector<std::string>& more) {
-      std::vector<std::string> all{"--root",    root,      "--nranks", "2",        "--rank",
-                                   rank,        "--token", "7",        "--plugin", setting("KV_PLUGIN"),
-                                   "--timeout", "60",      "--tokens", "100"};
+      std::vector<std::string> all{"--root",    root, "--nranks", "2",
+                                   "--rank",    rank, "--plugin", setting("KV_PLUGIN"),
+                                   "--timeout", "60", "--tokens", "100"};
       all.insert(all.end(), more.begin(), more.end());
       return all;
     };

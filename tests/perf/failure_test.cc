@@ -96,8 +96,6 @@ std::vector<std::string> rank_between_hosts(std::uint16_t port, int rank, const 
           std::to_string(rank),
           "--nranks",
           "2",
-          "--token",
-          "4711",
           "-b",
           "64",
           "-e",

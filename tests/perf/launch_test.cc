@@ -64,14 +64,15 @@ TEST(LaunchedRanks, OpenMpi_FormOneJob) {
   std::vector<Start> ranks;
   for (const char* rank : {"0", "1", "2", "3"}) {
     ranks.push_back({{"--timeout", "60"},
-                     {"OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_SIZE=4",
+                     {"VERBATIM_TOKEN=", "OMPI_COMM_WORLD_SIZE=4", "OMPI_COMM_WORLD_LOCAL_SIZE=4",
                       std::string("OMPI_COMM_WORLD_RANK=") + rank, std::string("OMPI_COMM_WORLD_LOCAL_RANK=") + rank}});
   }
   expect_one_job(run_all(ranks));
 }
 
 TEST(LaunchedRanks, Pmi_FormOneJob) {
-  expect_one_job(run_all({{{}, {"PMI_RANK=0", "PMI_SIZE=2"}}, {{}, {"PMI_RANK=1", "PMI_SIZE=2"}}}));
+  expect_one_job(run_all(
+      {{{}, {"VERBATIM_TOKEN=", "PMI_RANK=0", "PMI_SIZE=2"}}, {{}, {"VERBATIM_TOKEN=", "PMI_RANK=1", "PMI_SIZE=2"}}}));
 }
 
 TEST(LaunchedRanks, SlurmStep_FormsOneJob) {
@@ -84,6 +85,14 @@ TEST(LaunchedRanks, SlurmStep_FormsOneJob) {
                       "SLURM_STEP_NODELIST=localhost,elsewhere", std::string("SLURM_PROCID=") + rank}});
   }
   expect_one_job(run_all(ranks));
+}
+
+TEST(LaunchedRanks, SeveralHostsWithoutAToken_AreRefusedWithTheReason) {
+  const Outcome outcome = run(all_reduce({}), {"SLURM_JOB_ID=1", "SLURM_STEP_ID=0", "SLURM_NTASKS=2", "SLURM_PROCID=0",
+                                               "SLURM_STEP_NODELIST=localhost,elsewhere", "VERBATIM_TOKEN="});
+  EXPECT_EQ(kUsage, outcome.status);
+  expect_contains(outcome, "ranks that meet at localhost:");
+  expect_contains(outcome, "need a secret, so that no other process joins them. Next: export VERBATIM_TOKEN=");
 }
 
 TEST(LaunchedRanks, Torchrun_FormOneJob) {
@@ -166,15 +175,16 @@ TEST(RanksByHand, ListenerWithoutAnswer_EndsAtTimeout) {
 
 TEST(RanksByHand, OtherToken_IsNamedAtBothEnds) {
   const std::string root = local_root(free_port());
-  PerfProcess first(all_reduce(by_hand(root, 0, 2, {"--token", "1"})));
-  PerfProcess rejected(all_reduce(by_hand(root, 1, 2, {"--token", "2"})));
+  PerfProcess first(all_reduce(by_hand(root, 0, 2)));
+  PerfProcess rejected(all_reduce(by_hand(root, 1, 2)), {"VERBATIM_TOKEN=the token of another job"});
   const Outcome outcome = rejected.finish();
   EXPECT_EQ(kUsage, outcome.status);
-  expect_contains(outcome, "rank 1: rank 0 rejects this rank: it has another --token. Next: ");
+  expect_contains(outcome,
+                  "rank 1: rank 0 rejects this rank: it has another VERBATIM_TOKEN, or is of another job. Next: ");
   const std::string line = first.wait_for_line("rejected a process at 127.0.0.1:");
-  EXPECT_NE(std::string::npos, line.find("that calls itself rank 1: it has another --token")) << line;
+  EXPECT_NE(std::string::npos, line.find("that calls itself rank 1: it has another VERBATIM_TOKEN")) << line;
   // The job still waits for its own rank 1.
-  PerfProcess second(all_reduce(by_hand(root, 1, 2, {"--token", "1"})));
+  PerfProcess second(all_reduce(by_hand(root, 1, 2)));
   EXPECT_EQ(kCorrect, second.finish().status);
   EXPECT_EQ(kCorrect, first.finish().status);
 }

@@ -226,9 +226,8 @@ TEST(Compare, TwoPlugins_RunInTurn) {
 TEST(Compare, ContradictingOptions_AreRejected) {
   EXPECT_EQ(kUsage, run({"pingpong"}).status);
   EXPECT_EQ(kUsage, run({"pingpong", "--plugin", plugin(), "--compare", plugin()}).status);
-  EXPECT_EQ(kUsage, run({"pingpong", "--compare", plugin(), "--root", "127.0.0.1:1", "--rank", "0", "--nranks", "2",
-                         "--token", "1"})
-                        .status);
+  EXPECT_EQ(kUsage,
+            run({"pingpong", "--compare", plugin(), "--root", "127.0.0.1:1", "--rank", "0", "--nranks", "2"}).status);
 }
 
 }  // namespace

@@ -52,12 +52,13 @@ class Pair:
     def perf(self, operation, *options, settings=None, settings_b=None, limit=LIMIT_S):
         """Runs verbatim-perf between the machines, with every byte checked. Returns the outputs of both ranks."""
         self.port += 1
-        options = (*options, "--root", f"10.77.1.1:{self.port}", "--nranks", 2, "--token", 5, "--timeout", limit - 5)
+        options = (*options, "--root", f"10.77.1.1:{self.port}", "--nranks", 2, "--timeout", limit - 5)
         jobs = []
         for rank, machine in enumerate((self.a, self.b)):
             own_settings = settings_b if rank == 1 and settings_b is not None else settings
             arguments = self.programs.run_perf(operation, *options, "--rank", rank)
-            jobs.append(machine.start(arguments, limit, settings=own_settings))
+            secret = {"VERBATIM_TOKEN": "a secret of both ranks"}
+            jobs.append(machine.start(arguments, limit, settings={**(own_settings or {}), **secret}))
         outputs = [succeed(job) for job in jobs]
         expect_every_byte_right(outputs[0])
         return outputs

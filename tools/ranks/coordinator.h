@@ -11,6 +11,7 @@
 #include "base/unique_fd.h"
 #include "ranks/failure.h"
 #include "ranks/frame.h"
+#include "ranks/new_connections.h"
 
 namespace verbatim::ranks {
 
@@ -22,7 +23,8 @@ struct ProcessExit {
 
 class Coordinator {
  public:
-  // `listener` is a non-blocking listening socket. Ranks that do not present `token` are rejected.
+  // `listener` is a non-blocking listening socket. Ranks that do not present `token` are rejected; at a local socket
+  // those of other users are, and the others get the token.
   Coordinator(UniqueFd listener, int ranks, std::uint64_t token, int timeout_s);
 
   // Serves until every rank has finished, or until a rank failed or died or the timeout passed and all ranks were sent
@@ -31,33 +33,36 @@ class Coordinator {
   ExitStatus serve(const std::function<std::optional<ProcessExit>()>& tick);
 
  private:
+  // A rank whose hello was accepted.
   struct Peer {
     UniqueFd socket;
-    FrameReader reader = {};
-    int rank = -1;  // -1 until the hello was received
+    FrameReader reader;
+    int rank;
     bool done = false;
     std::optional<std::string> part = {};  // received for the all-gather in progress
   };
 
-  void accept_all();
+  void admit(NewConnections::Arrived arrived);
+  void reject_token(const UniqueFd& socket, std::uint32_t rank);
   void serve_peer(Peer& peer);
   void handle_frame(Peer& peer, const Frame& frame);
-  void handle_hello(Peer& peer, const Frame& frame);
-  void refuse(Peer& peer, const std::string& why) const;
   void gather();
   void give_up(ExitStatus status, const std::string& why);
-  void send_abort(const Peer& peer) const;
+  void send_abort(const UniqueFd& socket) const;
   void wait_for_sockets();
   bool all_ranks_done() const;
   bool has(int rank) const;
   std::string missing_ranks() const;
 
-  const UniqueFd listener_;
+  NewConnections new_connections_;
+  const bool is_local_;
   const int ranks_;
   const std::uint64_t token_;
+  const std::uint64_t comm_id_;
   const std::uint64_t deadline_ns_;
   const int timeout_s_;
   std::vector<Peer> peers_;
+  int rejected_ = 0;  // for another token
   ExitStatus status_ = ExitStatus::kOk;
   std::string why_;  // after a failure: the first line of the reason
 };

@@ -46,14 +46,17 @@ CoordinatorConnection::CoordinatorConnection(const std::string& root, const Hell
 // Returns false when it must be tried again: rank 0 of an earlier job of the same launcher may still listen.
 bool CoordinatorConnection::join(const Hello& hello) {
   socket_ = connect_to(root_, deadline_ns_);
-  reader_ = {};
+  reader_ = FrameReader();
   if (!send_frame(socket_.get(), FrameKind::kHello, to_bytes(hello))) return false;
   for (;;) {
     pollfd readable{socket_.get(), POLLIN, 0};
     ::poll(&readable, 1, ms_until(deadline_ns_ + kGraceNs));
     const FrameReader::State state = reader_.read(socket_.get());
     if (const auto frame = reader_.next()) {
-      if (frame->kind == FrameKind::kWelcome) return true;
+      if (frame->kind == FrameKind::kWelcome) {
+        welcome_ = from_bytes<Welcome>(frame->payload);
+        return true;
+      }
       if (frame->kind == FrameKind::kRefused || frame->kind == FrameKind::kAbort) {
         const Reason reason = reason_in(frame->payload);
         const std::string what = frame->kind == FrameKind::kAbort ? "stopped: " : "rank 0 rejects this rank: ";

@@ -42,6 +42,11 @@ class CoordinatorConnection {
   }
   void barrier() { all_gather({}); }
 
+  // The secret of the job, for connections between its ranks.
+  std::uint64_t token() const { return welcome_.token; }
+  // A number of the job that is no secret: the communicator ID for init. A plugin may print it.
+  std::uint64_t comm_id() const { return welcome_.comm_id; }
+
   // An address of this host at which the other ranks can connect; its port is 0. Throws Failure.
   sockaddr_storage own_address() const;
 
@@ -64,6 +69,7 @@ class CoordinatorConnection {
   const Reports reports_;
   UniqueFd socket_;
   FrameReader reader_;
+  Welcome welcome_{};
   std::atomic<bool> failing_{false};    // fail() has reported the reason
   std::atomic<bool> gathering_{false};  // all_gather waits for other ranks
   std::mutex mutex_;

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 
@@ -12,7 +13,6 @@ namespace verbatim::ranks {
 namespace {
 
 constexpr std::uint32_t kMagic = 0x46505256;  // "VRPF"
-constexpr std::size_t kMaxPayloadBytes = std::size_t{256} << 20;
 constexpr int kSendTimeoutMs = 10'000;
 
 struct Header {
@@ -44,25 +44,27 @@ bool send_frame(int socket, FrameKind kind, std::string_view payload) {
 
 FrameReader::State FrameReader::read(int socket) {
   char block[65536];
-  for (;;) {
-    const ssize_t n = ::recv(socket, block, sizeof block, MSG_DONTWAIT);
+  const std::size_t most = sizeof(Header) + max_payload_bytes_;
+  while (bytes_.size() < most) {
+    const ssize_t n = ::recv(socket, block, std::min(sizeof block, most - bytes_.size()), MSG_DONTWAIT);
     if (n > 0) {
       bytes_.append(block, static_cast<std::size_t>(n));
     } else if (n < 0 && errno == EINTR) {
       continue;
     } else if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
-      return broken_ ? State::kClosed : State::kOpen;
+      break;
     } else {
       return State::kClosed;
     }
   }
+  return broken_ ? State::kClosed : State::kOpen;
 }
 
 std::optional<Frame> FrameReader::next() {
   Header header{};
   if (broken_ || bytes_.size() < sizeof header) return std::nullopt;
   std::memcpy(&header, bytes_.data(), sizeof header);
-  if (header.magic != kMagic || header.bytes > kMaxPayloadBytes) {
+  if (header.magic != kMagic || header.bytes > max_payload_bytes_) {
     broken_ = true;
     return std::nullopt;
   }

@@ -22,16 +22,24 @@ enum class FrameKind : std::uint32_t {
   kFail,       // rank to coordinator: an ExitStatus and why this rank fails
   kAbort,      // coordinator to rank: exit at once with this ExitStatus; the reason
   kFinished,   // rank to coordinator: the rank is done
-  kWelcome,    // coordinator to rank: the hello is accepted
+  kWelcome,    // coordinator to rank: the hello is accepted; a Welcome
   kRefused,    // coordinator to rank: an ExitStatus and why the hello is not accepted
   kBusy,       // coordinator to rank: an earlier job has not ended, try again
 };
 
 struct Hello {
-  std::uint64_t token;
+  std::uint64_t token;  // of the job; not used at a local socket, whose listener knows the user of the rank
   std::uint32_t rank;
   std::uint32_t ranks;
 };
+
+// The payload of kWelcome.
+struct Welcome {
+  std::uint64_t token;
+  std::uint64_t comm_id;
+};
+
+constexpr std::size_t kMaxPayloadBytes = std::size_t{256} << 20;
 
 struct Frame {
   FrameKind kind;
@@ -47,11 +55,17 @@ class FrameReader {
  public:
   enum class State : std::uint8_t { kOpen, kClosed };
 
-  // Reads all available bytes without waiting. kClosed: end of file, an error, or an invalid frame header.
+  // A longer frame is invalid.
+  explicit FrameReader(std::size_t max_payload_bytes = kMaxPayloadBytes) : max_payload_bytes_(max_payload_bytes) {}
+  void allow(std::size_t max_payload_bytes) { max_payload_bytes_ = max_payload_bytes; }
+
+  // Reads available bytes without waiting, as many as the longest frame has at most. kClosed: end of file, an error, or
+  // an invalid frame header.
   State read(int socket);
   std::optional<Frame> next();
 
  private:
+  std::size_t max_payload_bytes_;
   std::string bytes_;
   bool broken_ = false;
 };

@@ -8,6 +8,7 @@
 #include "ranks/launcher.h"
 #include "ranks/meeting_point.h"
 #include "ranks/plugin_log.h"
+#include "ranks/token.h"
 
 namespace verbatim::ranks {
 namespace {
@@ -16,8 +17,8 @@ namespace {
 // through its CoordinatorConnection.
 class CoordinatorThread {
  public:
-  explicit CoordinatorThread(const Job& job)
-      : coordinator_(listen_at(job.root), job.nranks, job.token, job.timeout_s),
+  CoordinatorThread(const Job& job, std::uint64_t token)
+      : coordinator_(listen_at(job.root), job.nranks, token, job.timeout_s),
         thread_([this] { status_ = coordinator_.serve([] { return std::nullopt; }); }) {}
   ~CoordinatorThread() {
     if (thread_.joinable()) thread_.join();
@@ -38,9 +39,20 @@ class CoordinatorThread {
 };
 
 ExitStatus run_rank(const Job& job, const MakeRank& make) {
+  const bool needs_token = !is_local(job.root);
+  const std::optional<std::uint64_t> given = needs_token ? take_token(job.start) : std::nullopt;
+  if (needs_token && !given) {
+    throw Failure("ranks that meet at " + job.root +
+                      " need a secret, so that no other process joins them. Next: export " + kTokenVariable +
+                      "=$(cat /proc/sys/kernel/random/uuid), the same for all ranks (srun passes it on; mpirun -x " +
+                      kTokenVariable + ")",
+                  ExitStatus::kUsage);
+  }
+  const bool coordinates = job.rank == 0 && !job.child;
+  const std::uint64_t token = given ? *given : coordinates ? random_number() : 0;
   std::optional<CoordinatorThread> coordinator_thread;
-  if (job.rank == 0 && !job.child) coordinator_thread.emplace(job);
-  const Hello hello{job.token, static_cast<std::uint32_t>(job.rank), static_cast<std::uint32_t>(job.nranks)};
+  if (coordinates) coordinator_thread.emplace(job, token);
+  const Hello hello{token, static_cast<std::uint32_t>(job.rank), static_cast<std::uint32_t>(job.nranks)};
   const Reports reports = job.child || job.rank == 0 ? Reports::kCoordinator : Reports::kItself;
   std::optional<CoordinatorConnection> joined;
   try {

@@ -16,12 +16,12 @@ constexpr int kMaxRanks = 256;
 
 struct Job {
   int procs = 2;
-  std::string root;  // where the coordinator listens (ranks/meeting_point.h); empty: this process starts the ranks
-  int rank = 0;      // with root
-  int nranks = 0;    // with root
-  std::uint64_t token = 0;  // with root: a connection without it is not from a rank of this job
-  bool child = false;       // with root: started by a launcher, which runs the coordinator
+  std::string root;    // where the coordinator listens (ranks/meeting_point.h); empty: this process starts the ranks
+  int rank = 0;        // with root
+  int nranks = 0;      // with root
+  bool child = false;  // with root: started by a launcher, which runs the coordinator
   int timeout_s = 300;
+  std::string start = {};  // of a launcher that gave the root (start_of()); empty: none
 
   int size() const { return root.empty() ? procs : nranks; }
 };

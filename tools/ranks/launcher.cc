@@ -10,15 +10,15 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <optional>
-#include <span>
 #include <string>
 
 #include "base/clock.h"
-#include "base/random.h"
 #include "base/socket.h"
 #include "ranks/coordinator.h"
+#include "ranks/token.h"
 
 namespace verbatim::ranks {
 namespace {
@@ -119,20 +119,19 @@ UniqueFd listen_for_children() {
 ExitStatus launch(const Job& job, int argc, char** argv) {
   UniqueFd listener = listen_for_children();
   const auto address = local_address(listener);
-  std::uint64_t token = 0;
-  if (!address || !fill_random(std::as_writable_bytes(std::span(&token, 1))))
-    throw Failure("cannot get the address of the listening socket, or a random number");
+  if (!address) throw Failure("cannot get the address of the listening socket");
+  const std::string token = random_token();
+  ::setenv(kTokenVariable, token.c_str(), 1);  // inherited by the ranks
 
   Children children(job.procs);
   for (int rank = 0; rank < job.procs; ++rank) {
     std::vector<std::string> arguments(argv, argv + argc);
-    arguments.insert(arguments.end(),
-                     {"--root=" + to_string(*address), "--rank=" + std::to_string(rank),
-                      "--nranks=" + std::to_string(job.procs), "--token=" + std::to_string(token), "--child"});
+    arguments.insert(arguments.end(), {"--root=" + to_string(*address), "--rank=" + std::to_string(rank),
+                                       "--nranks=" + std::to_string(job.procs), "--child"});
     children.start(rank, arguments);
   }
 
-  Coordinator coordinator(std::move(listener), job.procs, token, job.timeout_s);
+  Coordinator coordinator(std::move(listener), job.procs, hash_of(token), job.timeout_s);
   const ExitStatus served = coordinator.serve([&children] { return children.reap(); });
   const std::uint64_t kill_at = monotonic_ns() + (served == ExitStatus::kOk ? kKillAfterFinishNs : kKillAfterAbortNs);
   while (children.running() && monotonic_ns() < kill_at) {

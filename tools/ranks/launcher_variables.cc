@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "ranks/failure.h"
+#include "ranks/token.h"
 
 namespace verbatim::ranks {
 namespace {
@@ -17,13 +18,6 @@ namespace {
 constexpr std::uint64_t kFirstPort = 20'000;
 constexpr std::uint64_t kPorts = 12'000;
 constexpr int kMaxPort = 65'535;
-
-// FNV-1a, 64 bits: the ranks of a job derive the same number from the same text.
-std::uint64_t hash_of(const std::string& text) {
-  std::uint64_t hash = 0xcbf29ce484222325;
-  for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
-  return hash;
-}
 
 class Variables {
  public:
@@ -157,6 +151,10 @@ std::optional<LaunchedRank> launched_rank(const Lookup& lookup) {
   return launched;
 }
 
+std::string start_of(const LaunchedRank& launched) {
+  return launched.launcher + launched.id;
+}
+
 std::string meeting_point(const LaunchedRank& launched) {
   if (launched.one_host) {
     // Without an ID of the job the parent tells jobs apart: the launcher, or its daemon on this host.
@@ -173,14 +171,10 @@ std::string meeting_point(const LaunchedRank& launched) {
                       "MASTER_PORT)",
                   ExitStatus::kUsage);
   }
-  const std::uint64_t derived = kFirstPort + hash_of(launched.launcher + launched.id) % kPorts;
+  const std::uint64_t derived = kFirstPort + hash_of(start_of(launched)) % kPorts;
   const bool is_ipv6 = launched.host.find(':') != std::string::npos;
   return (is_ipv6 ? "[" + launched.host + "]:" : launched.host + ":") +
          std::to_string(launched.port > 0 ? static_cast<std::uint64_t>(launched.port) : derived);
-}
-
-std::uint64_t token(const LaunchedRank& launched) {
-  return hash_of(launched.launcher + launched.id);
 }
 
 }  // namespace verbatim::ranks

@@ -26,10 +26,11 @@ using Lookup = std::function<const char*(const char*)>;
 // step), the innermost counts. Throws Failure for variables that contradict each other.
 std::optional<LaunchedRank> launched_rank(const Lookup& lookup);
 
+// Tells a start of a launcher from others, where the launcher has an ID for it.
+std::string start_of(const LaunchedRank& launched);
+
 // Where the ranks meet, in the form of ranks/meeting_point.h. Throws Failure when the launcher gives no address of rank
 // 0 and ranks are on several hosts.
 std::string meeting_point(const LaunchedRank& launched);
-// A number for Job::token.
-std::uint64_t token(const LaunchedRank& launched);
 
 }  // namespace verbatim::ranks

@@ -6,6 +6,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -27,10 +28,6 @@ constexpr std::string_view kLocal = "unix:";
 constexpr int kConnectPauseMs = 100;
 constexpr int kAttemptMs = 1'000;  // of one address, before the next is tried
 constexpr int kLocalBacklog = 4096;
-
-bool is_local(const std::string& where) {
-  return where.starts_with(kLocal);
-}
 
 struct HostAndPort {
   std::string host;
@@ -99,10 +96,9 @@ UniqueFd listen_locally(const std::string& where) {
       ::listen(socket.get(), kLocalBacklog) != 0) {
     const bool in_use = errno == EADDRINUSE;
     throw Failure("listening for the other ranks: " + std::string(std::strerror(errno)) +
-                  (in_use
-                       ? ": another job of the same launcher runs on this host. Next: wait for its end, or give each "
-                         "job a --root HOST:PORT of its own"
-                       : ""));
+                  (in_use ? ": another job of the same launcher, or a process of another user, has this place on this "
+                            "host. Next: wait for its end, or give each job a --root HOST:PORT of its own"
+                          : ""));
   }
   return socket;
 }
@@ -147,8 +143,13 @@ UniqueFd connect_once(const sockaddr_storage& address, std::string& why) {
 UniqueFd connect_locally(const std::string& where, std::string& why) {
   const LocalAddress local = local_name(where);
   UniqueFd socket = local_socket();
-  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&local.address), local.bytes) == 0) return socket;
-  why = std::strerror(errno);
+  if (::connect(socket.get(), reinterpret_cast<const sockaddr*>(&local.address), local.bytes) != 0) {
+    why = std::strerror(errno);
+    return {};
+  }
+  // Every user can take a name in the abstract namespace.
+  if (is_of_this_user(socket)) return socket;
+  why = "the process that listens there is of another user, or in another user namespace";
   return {};
 }
 
@@ -160,6 +161,22 @@ void check_meeting_point(const std::string& where) {
   } else {
     split(where);
   }
+}
+
+bool is_local(const std::string& where) {
+  return where.starts_with(kLocal);
+}
+
+bool is_local(const UniqueFd& socket) {
+  int domain = 0;
+  socklen_t bytes = sizeof domain;
+  return ::getsockopt(socket.get(), SOL_SOCKET, SO_DOMAIN, &domain, &bytes) == 0 && domain == AF_UNIX;
+}
+
+bool is_of_this_user(const UniqueFd& local_socket) {
+  ucred peer{};
+  socklen_t bytes = sizeof peer;
+  return ::getsockopt(local_socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes) == 0 && peer.uid == ::geteuid();
 }
 
 UniqueFd listen_at(const std::string& where) {

@@ -14,7 +14,7 @@ void add_job_options(CLI::App& app, Job& job, const char* procs) {
   app.add_option("--root", job.root,
                  "for several hosts: the address at which rank 0 listens for the others. Ranks that mpirun, srun or "
                  "torchrun has started take it from there if they can (srun, torchrun, MASTER_ADDR, all ranks on one "
-                 "host)")
+                 "host). All ranks need the same VERBATIM_TOKEN in the environment, a secret of 16 characters or more")
       ->type_name("HOST:PORT");
   app.add_option("--rank", job.rank, "with --root: the number of this rank; default: the launcher's")
       ->check(CLI::Range(0, kMaxRanks - 1));
@@ -23,7 +23,6 @@ void add_job_options(CLI::App& app, Job& job, const char* procs) {
   app.add_option("-T,--timeout", job.timeout_s, "the seconds after which all ranks are stopped")
       ->check(CLI::Range(1, 1'000'000))
       ->capture_default_str();
-  app.add_option("--token", job.token, "with --root: a number that is the same for all ranks of the job");
   app.add_flag("--child", job.child)->group("");
 }
 
@@ -42,7 +41,7 @@ void take_launched(const CLI::App& app, const LaunchedRank& launched, Job& job) 
   job.nranks = launched.ranks;
   if (!job.root.empty()) return check_meeting_point(job.root);
   job.root = meeting_point(launched);
-  if (app.count("--token") == 0) job.token = token(launched);
+  job.start = start_of(launched);
 }
 
 }  // namespace
@@ -54,7 +53,6 @@ void complete_job(const CLI::App& app, Job& job) {
     if (const auto launched = launched_rank(::getenv)) return take_launched(app, *launched, job);
   }
   if (job.root.empty()) {
-    if (app.count("--token") > 0) throw Failure("--token needs --root", ExitStatus::kUsage);
     if (has_rank || has_nranks) throw Failure("--rank and --nranks need --root", ExitStatus::kUsage);
     return;
   }

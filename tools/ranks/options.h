@@ -7,7 +7,7 @@
 
 namespace verbatim::ranks {
 
-// Adds --root, --rank, --nranks, --timeout, --token, and the number of ranks to start here under the names `procs`.
+// Adds --root, --rank, --nranks, --timeout, and the number of ranks to start here under the names `procs`.
 void add_job_options(CLI::App& app, Job& job, const char* procs = "--procs,--ranks");
 // After parsing: sets in `job` what a launcher (mpirun, srun, torchrun) has given this process. Throws Failure when the
 // job options contradict each other or the launcher.

@@ -7,6 +7,8 @@
 #include <fstream>
 #include <sstream>
 
+#include "ranks/token.h"
+
 namespace verbatim::ranks {
 namespace {
 
@@ -21,7 +23,7 @@ std::string replaced(std::string text, const std::string& what, const std::strin
 
 }  // namespace
 
-PluginCounters::PluginCounters(std::uint64_t token) {
+PluginCounters::PluginCounters() {
   if (const char* const given = std::getenv(kVariable); given != nullptr && *given != '\0') {
     char host[256] = {};
     ::gethostname(host, sizeof host - 1);
@@ -30,7 +32,7 @@ PluginCounters::PluginCounters(std::uint64_t token) {
   }
   own_ = true;
   path_ = std::filesystem::temp_directory_path() /
-          ("verbatim-stats-" + std::to_string(token) + "-" + std::to_string(::getpid()) + ".json");
+          ("verbatim-stats-" + std::to_string(random_number()) + "-" + std::to_string(::getpid()) + ".json");
   ::setenv(kVariable, path_.c_str(), 1);
 }
 

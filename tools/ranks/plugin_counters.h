@@ -1,7 +1,6 @@
 // The counters of Verbatim itself (VERBATIM_STATS), to be compared with what the tool asked of the plugin.
 #pragma once
 
-#include <cstdint>
 #include <optional>
 #include <string>
 
@@ -11,7 +10,7 @@ class PluginCounters {
  public:
   // Call before the plugin is loaded. Sets VERBATIM_STATS to a file of this process, unless it is set already; then
   // that file is read.
-  explicit PluginCounters(std::uint64_t token);
+  PluginCounters();
   PluginCounters(const PluginCounters&) = delete;
   PluginCounters& operator=(const PluginCounters&) = delete;
   ~PluginCounters();

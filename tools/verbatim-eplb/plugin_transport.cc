@@ -58,7 +58,7 @@ class PluginTransport final : public Transport {
         coordinator_(coordinator),
         watchdog_(watchdog),
         memory_(memory::make_memory(options.memory, options.cuda, options.job.rank)),
-        plugin_(options.plugin, options.api_version, options.job.token) {
+        plugin_(options.plugin, options.api_version, coordinator.comm_id()) {
     memory::require_support(*memory_, plugin_);
     const auto ranks = static_cast<std::size_t>(options.job.nranks);
     counters_.sent.resize(ranks);

@@ -58,7 +58,6 @@ class EplbRank final : public ranks::Rank {
       : options_(options),
         rank_(static_cast<std::size_t>(options.job.rank)),
         coordinator_(coordinator),
-        counters_(options.job.token),
         input_(make_input(options)),
         watchdog_(options.watchdog_s,
                   [&coordinator](const std::string& pending) { coordinator.fail(ExitStatus::kTimeout, pending); }),

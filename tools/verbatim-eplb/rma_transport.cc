@@ -40,7 +40,7 @@ class RmaTransport final : public Transport {
         watchdog_(watchdog),
         ranks_(static_cast<std::size_t>(options.job.nranks)),
         words_(*memory_, 2 * ranks_ * sizeof(std::uint64_t)),
-        comm_(options.plugin, options.api_version, options.job.token),
+        comm_(options.plugin, options.api_version, coordinator.comm_id()),
         peers_(ranks_) {
     std::memset(words_.data(), 0, words_.size());
     counters_.sent.resize(ranks_);

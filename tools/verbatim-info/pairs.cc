@@ -152,7 +152,7 @@ class PairRank final : public ranks::Rank {
     if (!opened.plugin) throw ranks::Failure(opened.error);
     plugin_ = std::move(opened.plugin);
     int count = 0;
-    const nccl::Result result = plugin_->init(options_.job.token, {}, &context_);
+    const nccl::Result result = plugin_->init(coordinator_.comm_id(), {}, &context_);
     context_is_open_ = result == nccl::Result::kSuccess;
     if (context_is_open_) require(plugin_->devices(&count), "devices");
     for (int device = 0; device < count; ++device) {

@@ -134,7 +134,8 @@ class Channel {
   };
 
   Channel() = default;
-  explicit Channel(UniqueFd socket) : socket_(std::move(socket)) {}
+  explicit Channel(UniqueFd socket, ranks::FrameReader reader = ranks::FrameReader())
+      : socket_(std::move(socket)), reader_(std::move(reader)) {}
 
   // Throws Failure when the peer has closed the connection.
   void send(MessageKind kind, std::string_view payload) const;

@@ -77,7 +77,6 @@ class NcclRank final : public ranks::Rank {
         requests_(make_requests(options_)),
         is_prefill_(options_.job.rank < options_.prefills),
         index_(static_cast<std::uint32_t>(is_prefill_ ? options_.job.rank : options_.job.rank - options_.prefills)),
-        counters_(options_.job.token),
         layout_(lay_out(options_, requests_, is_prefill_)),
         memory_(*host_memory_, layout_.families, Allocations::kSlab),
         batches_(make_batches(options_, requests_, layout_)),

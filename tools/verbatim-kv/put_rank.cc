@@ -34,10 +34,9 @@ class PutRank final : public ranks::Rank {
         is_prefill_(options_.job.rank < options_.prefills),
         index_(static_cast<std::uint32_t>(is_prefill_ ? options_.job.rank : options_.job.rank - options_.prefills)),
         layout_(lay_out(options_, requests_, is_prefill_)),
-        memory_(*storage_, layout_.families, options_.allocations),
-        counters_(options_.job.token) {
+        memory_(*storage_, layout_.families, options_.allocations) {
     ranks::keep_plugin_log(options_.job.rank, options_.plugin_log);
-    comm_.emplace(options_.plugin, options_.api_version, options_.job.token);
+    comm_.emplace(options_.plugin, options_.api_version, coordinator_.comm_id());
   }
 
   ExitStatus run() override {

@@ -40,11 +40,10 @@ class DirectRank final : public ranks::Rank {
         coordinator_(coordinator),
         requests_(make_requests(options_)),
         is_prefill_(options_.job.rank < options_.prefills),
-        index_(static_cast<std::uint32_t>(is_prefill_ ? options_.job.rank : options_.job.rank - options_.prefills)),
-        counters_(options_.job.token) {
+        index_(static_cast<std::uint32_t>(is_prefill_ ? options_.job.rank : options_.job.rank - options_.prefills)) {
     ranks::keep_plugin_log(options_.job.rank, options_.plugin_log);
     storage_ = memory::make_memory(options_.memory, options_.cuda, options_.job.rank);
-    plugin_.emplace(options_.plugin, options_.api_version, options_.job.token);
+    plugin_.emplace(options_.plugin, options_.api_version, coordinator_.comm_id());
     memory::require_support(*storage_, *plugin_);
   }
 

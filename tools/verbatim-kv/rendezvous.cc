@@ -10,6 +10,7 @@
 
 #include "base/clock.h"
 #include "base/socket.h"
+#include "ranks/new_connections.h"
 
 namespace verbatim::kv {
 namespace {
@@ -19,6 +20,9 @@ using ranks::Failure;
 constexpr std::size_t kMaxFamilies = 2;
 constexpr std::uint64_t kTimeoutNs = 60 * kNanosecondsPerSecond;
 constexpr int kSleepMs = 1;
+constexpr std::size_t kOtherConnections = 64;  // to a listener, from processes that are no decode ranks
+
+static_assert(sizeof(JoinMessage) <= ranks::kMaxFirstFrameBytes);
 
 using Addresses = std::array<sockaddr_storage, kMaxFamilies>;
 
@@ -48,24 +52,28 @@ Channel connect_to(const sockaddr_storage& address, const JoinMessage& join) {
   return channel;
 }
 
-// Waits for the next decode rank of `family`. Connections without the token are closed.
-std::pair<JoinMessage, Channel> accept_from(const UniqueFd& listener, std::uint64_t token, std::uint32_t family) {
-  return retry("waiting for decode ranks", [&]() -> std::optional<std::pair<JoinMessage, Channel>> {
-    auto accepted = tcp_accept(listener);
-    if (!accepted || !accepted->has_value()) return std::nullopt;
-    Channel channel(std::move(**accepted));
-    try {
-      const auto message = retry("the first message of a decode rank", [&] {
-        channel.receive();
-        return channel.next();
-      });
-      const auto join = Reader(message.payload).get<JoinMessage>();
-      if (message.kind != MessageKind::kJoin || join.token != token || join.family != family) return std::nullopt;
-      return std::pair(join, std::move(channel));
-    } catch (const Failure&) {
-      return std::nullopt;
-    }
+// Waits for all decode ranks of `family`, and returns their channels in the order of their indexes. Connections without
+// the token are closed. A decode rank does not connect again, so none of them is closed because it is late.
+std::vector<Channel> accept_decodes(UniqueFd listener, std::uint64_t token, std::uint32_t family, std::size_t decodes) {
+  ranks::NewConnections connections(std::move(listener), {kOtherConnections + decodes, kTimeoutNs});
+  std::vector<std::optional<Channel>> joined(decodes);
+  std::size_t missing = decodes;
+  const auto admit = [&](ranks::NewConnections::Arrived& arrived) {
+    if (static_cast<MessageKind>(arrived.first.kind) != MessageKind::kJoin) return;
+    if (arrived.first.payload.size() != sizeof(JoinMessage)) return;
+    const auto join = ranks::from_bytes<JoinMessage>(arrived.first.payload);
+    if (join.token != token || join.family != family) return;
+    if (join.decode >= decodes || joined[join.decode]) throw Failure("a decode rank announced an invalid index");
+    joined[join.decode].emplace(std::move(arrived.socket), std::move(arrived.reader));
+    --missing;
+  };
+  retry("waiting for decode ranks", [&]() -> std::optional<bool> {
+    for (ranks::NewConnections::Arrived& arrived : connections.take()) admit(arrived);
+    return missing == 0 ? std::optional(true) : std::nullopt;
   });
+  std::vector<Channel> channels;
+  for (std::optional<Channel>& channel : joined) channels.push_back(std::move(*channel));
+  return channels;
 }
 
 }  // namespace
@@ -90,14 +98,9 @@ std::vector<std::vector<Channel>> connect_channels(const ranks::Job& job, ranks:
   for (std::uint32_t family = 0; family < families; ++family) {
     if (is_prefill) {
       const auto decodes = static_cast<std::size_t>(job.nranks - prefills);
-      channels[family].resize(decodes);
-      for (std::size_t count = 0; count < decodes; ++count) {
-        auto [join, channel] = accept_from(listeners[family], job.token, family);
-        if (join.decode >= decodes) throw Failure("a decode rank announced an invalid index");
-        channels[family][join.decode] = std::move(channel);
-      }
+      channels[family] = accept_decodes(std::move(listeners[family]), coordinator.token(), family, decodes);
     } else {
-      const JoinMessage join{job.token, family, static_cast<std::uint32_t>(job.rank - prefills)};
+      const JoinMessage join{coordinator.token(), family, static_cast<std::uint32_t>(job.rank - prefills)};
       for (int prefill = 0; prefill < prefills; ++prefill) {
         channels[family].push_back(connect_to(all[static_cast<std::size_t>(prefill)][family], join));
       }

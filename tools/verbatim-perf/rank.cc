@@ -66,7 +66,7 @@ class PerfRank final : public ranks::Rank {
       : options_(options),
         coordinator_(coordinator),
         memory_(memory::make_memory(options.memory, options.cuda, options.job.rank)),
-        plugin_(options.plugin, options.api_version, options.job.token, options.merge) {
+        plugin_(options.plugin, options.api_version, coordinator.comm_id(), options.merge) {
     memory::require_support(*memory_, plugin_);
   }
 

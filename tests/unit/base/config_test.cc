@@ -250,7 +250,7 @@ TEST(UnusedVariables, MisspelledName_IsWarnedAboutWithNearestName) {
 }
 
 TEST(UnusedVariables, OnlyKnownVariables_GiveNoLine) {
-  EXPECT_EQ(unused_in({"VERBATIM_TC=1", "NCCL_IB_TC=2", "NCCL_SOCKET_IFNAME=eth0", "VERBATIMX=1"}),
+  EXPECT_EQ(unused_in({"VERBATIM_TC=1", "NCCL_IB_TC=2", "NCCL_SOCKET_IFNAME=eth0", "VERBATIMX=1", "VERBATIM_TOKEN=x"}),
             std::pair(Lines{}, Lines{}));
 }
 

@@ -116,7 +116,7 @@ TEST(LaunchedRank, TwoSteps_MeetAtDifferentPorts) {
   };
   EXPECT_EQ(port_of("0"), port_of("0"));
   EXPECT_NE(port_of("0"), port_of("1"));
-  EXPECT_NE(token(*launched_by(kSlurm)), token(*launched_by(with(kSlurm, {{"SLURM_STEP_ID", "1"}}))));
+  EXPECT_NE(start_of(*launched_by(kSlurm)), start_of(*launched_by(with(kSlurm, {{"SLURM_STEP_ID", "1"}}))));
 }
 
 TEST(LaunchedRank, Torchrun_MeetsAtMaster) {

@@ -48,7 +48,7 @@ class PutRank final : public ranks::Rank {
   PutRank(const Options& options, ranks::CoordinatorConnection& coordinator)
       : options_(options),
         coordinator_(coordinator),
-        comm_(options.plugin, options.api_version, options.job.token),
+        comm_(options.plugin, options.api_version, coordinator.comm_id()),
         shape_{options.operation, options.job.rank, options.job.nranks, options.contexts, options.type} {}
 
   ExitStatus run() override {
