@@ -2,8 +2,10 @@
 """verbatim-top and verbatim-exporter with running processes of verbatim-perf over softverbs: live_test.py OPTIONS CASES..."""
 
 import argparse
+import contextlib
 import http.client
 import json
+import multiprocessing
 import os
 import pty
 import re
@@ -84,6 +86,68 @@ def rma_queue(reading, context, peer, factor):
             "outstanding": 1 if factor else 3, "no_progress_ms": 1500 if factor else 12000, "stalled": False}
 
 
+NOBODY = 65534
+
+
+def state_of(reading=1, **more):
+    """The state of a process that does nothing."""
+    return {"schema": 2, "host": "node0", "pid": 4711, "program": "served", "time_ns": reading * 10**9, "connections": [], "rma": [], **more}
+
+
+def long_state(spaces):
+    return json.dumps(state_of()).encode() + b" " * spaces
+
+
+def numbered(count):
+    """Names of state sockets."""
+    return [f"1-{number:08x}" for number in range(count)]
+
+
+def receiver(number, device, **more):
+    """A connection of a state."""
+    local = {"messages": 0, "bytes": 0, "outstanding": 0, "no_progress_ms": 0, "flushes": 0}
+    return {"number": number, "direction": "recv", "device": device, "peer_host": "node1", "peer_pid": 5, "state": "open", "error": None,
+            "stall_cause": None, "lanes": 1, "lanes_down": 0, "local": local, **more}
+
+
+def listening_socket(path):
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(path)
+    listener.listen()
+    return listener
+
+
+def answer_all(listeners, state):
+    """Until a listener is shut down."""
+    while True:
+        for listener in select.select(listeners, [], [])[0]:
+            try:
+                reader, _ = listener.accept()
+            except OSError:
+                return
+            with reader, contextlib.suppress(ConnectionError):  # the reader does not want all of it
+                reader.sendall(state)
+
+
+def serve_as_another_user(user, directory, names, state, pipe):
+    """Processes with names that all have the same state. The pipe gets why there are none, or None."""
+    try:
+        os.setgid(user)
+        os.setuid(user)
+        listeners = [listening_socket(f"{directory}/{name}") for name in names]
+    except OSError as error:
+        pipe.send(str(error))
+        return
+    pipe.send(None)
+    for listener in listeners:  # each answers on its own
+        threading.Thread(target=answer_all, args=([listener], state)).start()
+
+
+def is_open(connection):
+    """Whether the other end has neither sent something nor closed the connection."""
+    return not select.select([connection], [], [], 0)[0]
+
+
 def rma_set(number, rank, queues, error=None):
     return {"number": number, "rank": rank, "ranks": 64, "contexts": 2, "qps": 128, "device": "softverbs0:1",
             "failed": error is not None, "error": error, "queues": queues}
@@ -127,10 +191,13 @@ class Live(unittest.TestCase):
 
     def serve(self, rma_of):
         """A process whose state has the RMA sets rma_of(number of the reading, from 1), a second between two readings."""
+        self.serve_bytes(lambda reading: json.dumps(state_of(reading, rma=rma_of(reading))).encode())
+
+    def serve_bytes(self, bytes_of):
+        """A process whose state is bytes_of(number of the reading, from 1). Returns the errors of its writing."""
         os.makedirs(self.directory, 0o700, exist_ok=True)
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(f"{self.directory}/{os.getpid()}-0a1b2c3d")
-        listener.listen()
+        listener = listening_socket(f"{self.directory}/{os.getpid()}-0a1b2c3d")
+        errors = []
 
         def answer():
             for reading in range(1, 1000):
@@ -139,8 +206,10 @@ class Live(unittest.TestCase):
                 except OSError:  # the test has ended
                     return
                 with reader:
-                    reader.sendall(json.dumps({"schema": 2, "host": "node0", "pid": 4711, "program": "served", "time_ns": reading * 10**9,
-                                               "connections": [], "rma": rma_of(reading)}).encode())
+                    try:
+                        reader.sendall(bytes_of(reading))
+                    except OSError as error:
+                        errors.append(error)
 
         thread = threading.Thread(target=answer)
         thread.start()
@@ -151,6 +220,42 @@ class Live(unittest.TestCase):
             listener.close()
 
         self.addCleanup(end)
+        return errors
+
+    def serve_many(self, count, state):
+        """Processes of this user that all have the same state, in bytes."""
+        os.mkdir(self.directory, 0o700)
+        listeners = [listening_socket(f"{self.directory}/{name}") for name in numbered(count)]
+        thread = threading.Thread(target=answer_all, args=(listeners, state))
+        thread.start()
+
+        def end():
+            listeners[0].shutdown(socket.SHUT_RDWR)
+            thread.join()
+            for listener in listeners:
+                listener.close()
+
+        self.addCleanup(end)
+
+    def serve_as_another_user(self, names, state, user=NOBODY):
+        """Returns the directory of the other user."""
+        scratch = os.path.dirname(self.directory)
+        os.chmod(scratch, 0o711)
+        directory = f"{scratch}/{user}"
+        os.mkdir(directory, 0o700)
+        own, other = multiprocessing.Pipe()
+        try:
+            os.chown(directory, user, user)
+        except OSError as error:
+            self.skipTest(f"this user cannot be another one: {error}")
+        process = multiprocessing.get_context("fork").Process(target=serve_as_another_user, args=(user, directory, names, state, other))
+        process.start()
+        self.addCleanup(process.join)
+        self.addCleanup(process.kill)
+        self.assertTrue(own.poll(TIMEOUT_S))
+        if why := own.recv():
+            self.skipTest(f"this user cannot be another one: {why}")
+        return directory
 
     def running_ranks(self):
         shown = self.top()["processes"]
@@ -415,6 +520,75 @@ class Top(Live):
         self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
         os.close(terminal)
 
+    def problems(self, *arguments):
+        return [problem["why"] for problem in self.top(*arguments)["problems"]]
+
+    def test_StateThatIsTooLongOrTooDeep_IsNotReadToItsEnd(self):
+        self.serve_bytes(lambda reading: b"[" * (3 << 20))
+        self.eventually(lambda: self.problems() == ["its state is nested too deeply"])
+        self.directory += "-long"
+        errors = self.serve_bytes(lambda reading: long_state(80 << 20))
+        self.eventually(lambda: self.problems() == ["its state is larger than 64 MiB"])
+        self.eventually(lambda: len(errors) > 0)  # it could not write all of it
+
+    def test_NumberThatIsNotAnInteger_IsRefused(self):
+        self.serve_bytes(lambda reading: json.dumps(state_of(pid=1e300)).encode())
+        self.eventually(lambda: self.problems() == ["its state has a number that is not an integer"])
+
+    def test_LongStateOfThisUser_IsRead(self):
+        self.serve_bytes(lambda reading: long_state(5 << 20))
+        self.eventually(lambda: len(self.top()["processes"]) == 1)
+
+    def test_LongStateOfAnotherUser_IsNotRead(self):
+        directory = self.serve_as_another_user(numbered(1), long_state(5 << 20))
+        self.eventually(lambda: self.problems("--dir", directory) == ["its state is larger than 4 MiB"])
+
+    def test_ManySockets_TheOldestAreRead(self):
+        os.mkdir(self.directory, 0o700)
+        listeners = [listening_socket(f"{self.directory}/{name}") for name in numbered(300)]
+        problems = self.top()["problems"]
+        for listener in listeners:
+            listener.close()
+        self.assertEqual(problems[0]["why"], "it has more than 256 processes; the newest are not read")
+        self.assertEqual({problem["path"] for problem in problems[1:]}, {f"{self.directory}/{name}" for name in numbered(256)})
+
+    def test_ManyDirectories_AreLimited(self):
+        arguments = [argument for number in range(300) for argument in ("--dir", f"{self.directory}/{number}")]
+        (problem,) = self.top(*arguments)["problems"]
+        self.assertEqual(problem["path"], f"{self.directory}/256")
+        self.assertIn("there are more than 256 directories", problem["why"])
+
+    def read_and_dropped(self, *directories):
+        """({user: names of the processes that were read}, what is said of the others)"""
+        problems = self.top(*[argument for directory in directories for argument in ("--dir", directory)])["problems"]
+        if any("does not answer" in problem["why"] for problem in problems):
+            return None
+        read = {}
+        for problem in problems:
+            if problem["why"] == "its state is nested too deeply":  # that is found without parsing it
+                user, name = problem["path"].split("/")[-2:]
+                read.setdefault(int(user), []).append(name)
+        return {user: sorted(names) for user, names in read.items()}, problems[-1]["why"]
+
+    def test_LongStatesOfAnotherUser_TheOldestAreRead(self):
+        directory = self.serve_as_another_user(numbered(12), b"[" * 4_000_000)
+        for _ in range(3):
+            read, why = self.eventually(lambda: self.read_and_dropped(directory))
+            self.assertEqual(read, {NOBODY: numbered(8)})
+            self.assertTrue(why.endswith(f"(at most 32 MiB and 2 s of a user, 64 MiB and 4 s of all): user {NOBODY}"), why)
+
+    def test_LongStatesOfManyUsers_LeaveEachAShare(self):
+        many = [NOBODY - 3, NOBODY - 2, NOBODY - 1]
+        directories = [self.serve_as_another_user(numbered(12), b"[" * 4_000_000, user) for user in many]
+        directories.append(self.serve_as_another_user(numbered(1), b"[" * 4_000_000))
+        read, why = self.eventually(lambda: self.read_and_dropped(*directories))
+        self.assertTrue(why.endswith(": " + ", ".join(f"user {user}" for user in many)), why)
+        self.assertEqual(read.pop(NOBODY), numbered(1))
+        for user in many:
+            self.assertEqual(read[user], numbered(len(read[user])))
+            self.assertGreaterEqual(len(read[user]), 5)
+        self.assertLessEqual(sum(map(len, read.values())), 15)
+
     def test_NoTerminalOrNoDirectory_IsNamed(self):
         for directory, arguments, reason in ((self.directory, [], "there is no terminal"), ("none", ["--once"], "VERBATIM_STATE_DIR is none")):
             done = subprocess.run([OPTIONS.top, *arguments], env=environment(directory), stdin=subprocess.DEVNULL,
@@ -578,6 +752,71 @@ class Exporter(Live):
         self.assertEqual(self.values(port, "verbatim_processes"), {(): 2})
         self.assertEqual(self.values(port, "verbatim_processes_not_shown"), {(): 1})
         self.assertEqual(len({labels["process"] for _, labels, _ in self.metrics(port) if "process" in labels}), 1)
+
+    def test_SlowClients_DoNotDelayAScrape_AndAreClosed(self):
+        port = self.start_exporter()
+
+        def slow_clients_during_a_scrape():
+            """Returns seven clients without a whole request if a scrape was answered before one of them was closed."""
+            clients = [socket.create_connection(("127.0.0.1", port), TIMEOUT_S) for _ in range(7)]
+            for client in clients:
+                self.addCleanup(client.close)
+                client.sendall(b"GET /metrics HTTP/1.1\r\n")
+            self.assertEqual(self.values(port, "verbatim_up"), {(): 1})
+            if all(map(is_open, clients)):
+                return clients
+            for client in clients:
+                client.close()
+            return None
+
+        for client in self.eventually(slow_clients_during_a_scrape):
+            with contextlib.suppress(ConnectionResetError):
+                while client.recv(65536):
+                    pass
+
+    def devices(self, port):
+        """{(process, user): devices}"""
+        found = {}
+        for name, labels, _ in self.metrics(port):
+            if name == "verbatim_bytes_total":
+                found.setdefault((labels["process"], int(labels["user"])), set()).add(labels["device"])
+        return found
+
+    def serve_hostile(self, names):
+        state = json.dumps(state_of(program="hostile", connections=[receiver(1, "hostile0:1")])).encode()
+        return self.serve_as_another_user(names, state)
+
+    def test_SocketsOfAnotherUser_RemoveNoSeries(self):
+        ranks = self.start_job()
+        directory = self.serve_hostile(numbered(100))
+        port = self.start_exporter("--dir", directory, "--dir", self.directory, "--max-processes", "20")
+
+        def shown():
+            devices = self.devices(port)
+            own = {int(process.split("-")[0]) for process, user in devices if user == os.geteuid()}
+            return len(devices), own, self.values(port, "verbatim_processes_not_shown")
+
+        self.eventually(lambda: shown() == (20, set(ranks), {(): 82}))
+
+    def test_ProcessOfAnotherUserWithTheSameName_IsAnotherProcess(self):
+        self.start_job()
+        directory = self.serve_hostile([os.path.basename(path) for path in self.sockets()])
+        port = self.start_exporter("--dir", directory, "--dir", self.directory)
+
+        def devices_of_four():
+            devices = self.devices(port)
+            return devices if len(devices) == 4 else None
+
+        for _ in range(2):
+            for (process, user), shown in self.eventually(devices_of_four).items():
+                self.assertEqual(shown, {"softverbs0:1"} if user == os.geteuid() else {"hostile0:1"}, process)
+
+    def test_SeriesOfAUser_AreLimitedTogether(self):
+        latencies = {f"name{number}": [[1000, 1]] for number in range(8)}
+        connections = [receiver(number, f"a{number}:1", latency=latencies) for number in range(40)]
+        self.serve_many(30, json.dumps(state_of(connections=connections)).encode())
+        port = self.start_exporter()
+        self.eventually(lambda: self.values(port, "verbatim_processes_not_shown")[()] > 10)
 
     def test_Address_IsLoopbackUnlessToldOtherwise(self):
         done = subprocess.run([OPTIONS.exporter, "--help"], capture_output=True, text=True, timeout=TIMEOUT_S)

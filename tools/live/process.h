@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace verbatim::live {
@@ -67,8 +68,11 @@ struct RmaSet {
   std::vector<RmaQueue> queues = {};
 };
 
+// Another user can give its socket the same name.
+using ProcessId = std::pair<uid_t, std::string>;  // user, name
+
 struct Process {
-  std::string name;  // of its socket, "1234-0a1b2c3d": unique on this host
+  std::string name;  // of its socket, "1234-0a1b2c3d": unique for its user on this host
   uid_t user = 0;
   std::string host;
   std::int64_t pid = 0;  // as the process itself sees it
@@ -76,6 +80,8 @@ struct Process {
   std::uint64_t time_ns = 0;  // of the process's clock, when it wrote its state
   std::vector<Connection> connections;
   std::vector<RmaSet> rma;
+
+  ProcessId id() const { return {user, name}; }
 };
 
 // A socket whose process runs and could not be read, or a directory that is not used.
@@ -94,7 +100,9 @@ struct Listing {
 std::vector<std::string> default_directories();
 
 // Reads the state of every process that has a socket in one of the directories. Sockets of processes that have ended
-// are removed if they are this user's. All processes together take no longer than `timeout_ms`.
+// are removed if they are this user's. Reading takes no longer than `timeout_ms`. What processes of other users can
+// take of this one's time and memory is limited, for each user and for all; the newest processes are not read for that
+// reason, and the problems say so.
 Listing read_processes(const std::vector<std::string>& directories, int timeout_ms);
 
 // The process that writes this state. Throws std::exception when it is no state that this program knows.

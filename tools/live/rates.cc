@@ -19,6 +19,9 @@ constexpr const char* kRetryCounters[] = {"local_ack_timeout_err", "out_of_seque
 // A process waits when one of its connections has not moved for this long.
 constexpr std::uint64_t kWaitMs = 2000;
 
+constexpr std::size_t kMaxPorts = 64;     // that a process can name
+constexpr std::size_t kMaxCulprits = 64;  // of a user
+
 using ProcessKey = std::pair<std::string, std::int64_t>;  // host, pid
 using Graph = std::map<ProcessKey, std::set<ProcessKey>>;
 
@@ -42,11 +45,14 @@ std::set<ProcessKey> waiting_for(const ProcessKey& process, const Graph& waiters
   return found;
 }
 
+// `ports` are in the order of their names.
 double retries_of(const Connection& connection, const std::vector<PortView>& ports) {
   double sum = 0;
   for (const std::string& name : split_ports(connection.device)) {
-    const auto port = std::find_if(ports.begin(), ports.end(), [&](const PortView& view) { return view.port == name; });
-    if (port == ports.end()) continue;
+    const auto port =
+        std::lower_bound(ports.begin(), ports.end(), name,
+                         [](const PortView& view, const std::string& wanted) { return view.port < wanted; });
+    if (port == ports.end() || port->port != name) continue;
     for (const char* counter : kRetryCounters) {
       if (const auto growth = port->growth_s.find(counter); growth != port->growth_s.end()) sum += growth->second;
     }
@@ -99,10 +105,14 @@ std::vector<std::string> split_ports(const std::string& device) {
   return ports;
 }
 
-std::vector<Culprit> find_culprits(const std::vector<ProcessView>& processes) {
+namespace {
+
+// What a process says is not checked, so that of one user counts for this user only.
+void add_culprits(uid_t user, const std::vector<ProcessView>& processes, std::vector<Culprit>& culprits) {
   Graph waiters;  // by whom they wait for
   std::set<ProcessKey> waiting;
   for (const ProcessView& process : processes) {
+    if (process.now.user != user) continue;
     const ProcessKey own{process.now.host, process.now.pid};
     for (const ConnectionView& connection : process.connections) {
       if (connection.waits != WaitsFor::kPeer || connection.now.no_progress_ms < kWaitMs) continue;
@@ -112,11 +122,24 @@ std::vector<Culprit> find_culprits(const std::vector<ProcessView>& processes) {
       waiting.insert(own);
     }
   }
-  std::vector<Culprit> culprits;
+  std::vector<std::pair<std::size_t, ProcessKey>> ends;
   for (const auto& [process, direct] : waiters) {
-    if (waiting.contains(process)) continue;
+    if (!waiting.contains(process)) ends.emplace_back(direct.size(), process);
+  }
+  std::stable_sort(ends.begin(), ends.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+  if (ends.size() > kMaxCulprits) ends.resize(kMaxCulprits);
+  for (const auto& [direct, process] : ends) {
     culprits.push_back({process.first, process.second, waiting_for(process, waiters).size()});
   }
+}
+
+}  // namespace
+
+std::vector<Culprit> find_culprits(const std::vector<ProcessView>& processes) {
+  std::set<uid_t> users;
+  for (const ProcessView& process : processes) users.insert(process.now.user);
+  std::vector<Culprit> culprits;
+  for (const uid_t user : users) add_culprits(user, processes, culprits);
   std::stable_sort(culprits.begin(), culprits.end(),
                    [](const Culprit& a, const Culprit& b) { return a.waiting > b.waiting; });
   return culprits;
@@ -125,8 +148,11 @@ std::vector<Culprit> find_culprits(const std::vector<ProcessView>& processes) {
 std::vector<PortView> Sampler::sample_ports(const std::vector<Process>& processes) {
   std::set<std::string> names;
   for (const Process& process : processes) {
+    std::size_t count = 0;
     const auto add = [&](const std::string& device) {
-      for (std::string& port : split_ports(device)) names.insert(std::move(port));
+      for (std::string& port : split_ports(device)) {
+        if (count < kMaxPorts && names.insert(std::move(port)).second) ++count;
+      }
     };
     for (const Connection& connection : process.connections) add(connection.device);
     for (const RmaSet& set : process.rma) add(set.device);
@@ -190,11 +216,11 @@ View Sampler::sample() {
   View view;
   view.problems = std::move(listing.problems);
   view.ports = sample_ports(listing.processes);
-  std::map<std::string, Before> all_before = std::exchange(before_, {});
+  std::map<ProcessId, Before> all_before = std::exchange(before_, {});
   for (Process& process : listing.processes) {
-    const auto found = all_before.find(process.name);
+    const auto found = all_before.find(process.id());
     const Before* const before = found != all_before.end() ? &found->second : nullptr;
-    Before& next = before_[process.name];
+    Before& next = before_[process.id()];
     next.time_ns = process.time_ns;
     ProcessView shown;
     for (Connection& connection : process.connections) {

@@ -104,7 +104,7 @@ class Sampler {
   RmaSetView sample_rma(RmaSet set, std::uint64_t time_ns, const Before* before, Before& next) const;
 
   const Options options_;
-  std::map<std::string, Before> before_;  // by name of the process
+  std::map<ProcessId, Before> before_;
   std::map<std::string, Counters> counters_before_;
   std::uint64_t counters_ns_ = 0;
 };

@@ -9,6 +9,7 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "cli/command_line.h"
 #include "verbatim-exporter/metrics.h"
@@ -22,6 +23,9 @@ constexpr const char* kDescription =
     "processes\n"
     "of all users, another user those of its own. It runs until it gets SIGINT or SIGTERM.";
 constexpr std::size_t kDefaultMaxProcesses = 256;
+// A client occupies a thread until its request is complete, or until this time has passed.
+constexpr const char* kHttpThreads = "8";
+constexpr const char* kHttpTimeoutMs = "2000";
 
 // Before any thread is made: all threads inherit the mask, and only wait_for_end() gets the signals.
 sigset_t block_signals() {
@@ -50,7 +54,8 @@ cli::ExitStatus run(const Options& options) {
   const auto metrics = std::make_shared<exporter::Metrics>(options.sampler, options.max_processes);
   std::unique_ptr<prometheus::Exposer> exposer;
   try {
-    exposer = std::make_unique<prometheus::Exposer>(options.listen, 2);
+    exposer = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
+        "listening_ports", options.listen, "num_threads", kHttpThreads, "request_timeout_ms", kHttpTimeoutMs});
   } catch (const std::exception& error) {
     throw cli::Failure("listening at " + options.listen + ": " + error.what());
   }

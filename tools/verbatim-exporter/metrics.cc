@@ -17,6 +17,11 @@ constexpr std::size_t kMaxDeviceSets = 32;
 // Sets and peers of a process that have series of their own; the others are summed as "other".
 constexpr std::size_t kMaxRmaPeers = 32;
 constexpr std::size_t kMaxLabelBytes = 64;
+// What one user can add to the text of a scrape. The processes of a host with 64 of them have about half of it.
+constexpr std::size_t kMaxLinesOfUser = std::size_t{1} << 16;
+// A process can name others in each scrape.
+constexpr std::size_t kMaxLatencyNames = 8;
+constexpr std::size_t kMaxLatencyBuckets = 1024;
 
 // Text of another process: short, and printable ASCII.
 std::string label_text(std::string text) {
@@ -46,6 +51,7 @@ class Families {
         histogram.sample_sum += static_cast<double>(next->first) / 1e9 * static_cast<double>(next->second);
       }
       histogram.bucket.push_back({histogram.sample_count, bound});
+      ++lines_;
     }
   }
   void gauge(const char* name, const char* help, const Labels& labels, double value) {
@@ -58,11 +64,13 @@ class Families {
     add(name, MetricType::Counter, help, labels, static_cast<double>(value));
   }
   std::vector<MetricFamily> take() { return std::move(all_); }
+  std::size_t lines() const { return lines_; }  // of the text, so far
 
  private:
   ClientMetric& add(const char* name, MetricType type, const char* help, const Labels& labels) {
     const auto [found, is_new] = index_.try_emplace(name, all_.size());
     if (is_new) all_.push_back({name, help, type, {}});
+    ++lines_;
     ClientMetric& metric = all_[found->second].metric.emplace_back();
     for (const auto& [label, text] : labels) metric.label.push_back({label, text});
     return metric;
@@ -70,7 +78,32 @@ class Families {
 
   std::map<std::string, std::size_t> index_;
   std::vector<MetricFamily> all_;
+  std::size_t lines_ = 0;
 };
+
+void add_latencies(const live::Latencies& added, live::Latencies& totals) {
+  for (const auto& [name, buckets] : added) {
+    if (!totals.contains(name) && totals.size() >= kMaxLatencyNames) continue;
+    live::LatencyBuckets& total = totals[name];
+    for (const auto& [below_ns, members] : buckets) {
+      if (total.contains(below_ns) || total.size() < kMaxLatencyBuckets) total[below_ns] += members;
+    }
+  }
+}
+
+// The processes that have series: as many of each user as of the others, if there are too many. In the order of names.
+std::vector<live::ProcessView> choose(std::vector<live::ProcessView> all, std::size_t max) {
+  if (all.size() <= max) return all;
+  std::map<uid_t, std::size_t> earlier;  // processes of the user
+  std::vector<std::pair<std::size_t, std::size_t>> turns;
+  for (std::size_t i = 0; i < all.size(); ++i) turns.emplace_back(earlier[all[i].now.user]++, i);
+  std::sort(turns.begin(), turns.end());
+  turns.resize(max);
+  std::sort(turns.begin(), turns.end(), [](const auto& a, const auto& b) { return a.second < b.second; });
+  std::vector<live::ProcessView> chosen;
+  for (const auto& [turn, i] : turns) chosen.push_back(std::move(all[i]));
+  return chosen;
+}
 
 // The state of the connections of a series.
 struct Sums {
@@ -223,9 +256,7 @@ void Metrics::count(Known& known, const live::ProcessView& process) const {
     Totals& totals = series_of(known.totals, connection.device, connection.sends);
     totals.bytes += connection.bytes - std::min(before.bytes, connection.bytes);
     totals.messages += connection.messages - before.messages;  // modulo 2^32
-    for (const auto& [name, buckets] : live::latencies_since(before.latencies, connection.latencies)) {
-      for (const auto& [below_ns, members] : buckets) totals.latencies[name][below_ns] += members;
-    }
+    add_latencies(live::latencies_since(before.latencies, connection.latencies), totals.latencies);
     now[connection.number] = {connection.bytes, connection.messages, connection.latencies};
   }
   known.connections = std::move(now);
@@ -243,15 +274,18 @@ std::vector<MetricFamily> Metrics::Collect() const {
   }
   families.gauge("verbatim_up", "1: the processes can be listed.", {}, std::uint64_t{1});
   families.gauge("verbatim_processes", "Processes that use Verbatim.", {}, view.processes.size());
-  const std::size_t shown = std::min(view.processes.size(), max_processes_);
-  families.gauge("verbatim_processes_not_shown", "Processes without series, because there are too many.", {},
-                 view.processes.size() - shown);
   families.gauge("verbatim_unreadable", "State sockets that cannot be read, and directories that are not used.", {},
                  view.problems.size());
-  view.processes.resize(shown);
-  std::map<std::string, Known> known = std::exchange(known_, {});
-  for (const live::ProcessView& process : view.processes) {
-    Known& own = known_[process.now.name] = std::move(known[process.now.name]);
+  const std::size_t found = view.processes.size();
+  std::map<live::ProcessId, Known> known = std::exchange(known_, {});
+  std::map<uid_t, std::size_t> lines_of_users;
+  std::size_t shown = 0;
+  for (const live::ProcessView& process : choose(std::move(view.processes), max_processes_)) {
+    std::size_t& lines_of_user = lines_of_users[process.now.user];
+    if (lines_of_user > kMaxLinesOfUser) continue;
+    ++shown;
+    const std::size_t lines_before = families.lines();
+    Known& own = known_[process.now.id()] = std::move(known[process.now.id()]);
     count(own, process);
     std::map<SeriesKey, Sums> sums;
     for (const live::ConnectionView& connection : process.connections) {
@@ -277,14 +311,18 @@ std::vector<MetricFamily> Metrics::Collect() const {
                            buckets);
       }
     }
-    if (process.rma.empty() && !own.rma.others) continue;  // it uses no RMA
-    count_rma(own.rma, process);
-    add_rma(families,
-            {{"process", process.now.name},
-             {"user", std::to_string(process.now.user)},
-             {"program", label_text(process.now.program)}},
-            own.rma, process);
+    if (!process.rma.empty() || own.rma.others) {  // it uses RMA
+      count_rma(own.rma, process);
+      add_rma(families,
+              {{"process", process.now.name},
+               {"user", std::to_string(process.now.user)},
+               {"program", label_text(process.now.program)}},
+              own.rma, process);
+    }
+    lines_of_user += families.lines() - lines_before;
   }
+  families.gauge("verbatim_processes_not_shown", "Processes without series, because there are too many.", {},
+                 found - shown);
   for (const live::PortView& port : view.ports) {
     for (const auto& [counter, value] : port.counters) {
       families.counter("verbatim_port_counter_total",

@@ -34,7 +34,8 @@ struct RmaKnown {
 // of contexts and a peer, which end with the set; a process has a limited number of them.
 class Metrics final : public prometheus::Collectable {
  public:
-  // Of more processes only the first by name are shown, and the number of the others.
+  // Of more processes some of each user are shown, and the number of the others. A user also has a limited number of
+  // series.
   Metrics(live::Sampler::Options options, std::size_t max_processes)
       : max_processes_(max_processes), sampler_(std::move(options)) {}
 
@@ -64,7 +65,7 @@ class Metrics final : public prometheus::Collectable {
   const std::size_t max_processes_;
   mutable Mutex mutex_;
   mutable live::Sampler sampler_ VERBATIM_GUARDED_BY(mutex_);
-  mutable std::map<std::string, Known> known_ VERBATIM_GUARDED_BY(mutex_);  // by name of the process
+  mutable std::map<live::ProcessId, Known> known_ VERBATIM_GUARDED_BY(mutex_);
 };
 
 }  // namespace verbatim::exporter
