@@ -227,7 +227,7 @@ void Channel::process(wire::RmaMessageType type, std::span<const std::uint8_t> b
     case wire::RmaMessageType::kLane: {
       Result<wire::RmaLane> lane = wire::decode_rma_lane(body);
       if (!lane) return set_end(End::kLost, lane.error().operation);
-      if (lanes_.size() == kMaxLaneMessages) return set_end(End::kLost, "more messages about lanes than can be");
+      if (lanes_.size() == kMaxLaneMessages) return set_end(End::kLost, "more messages about lanes than a rank sends");
       lanes_.push_back(std::move(*lane));
       return;
     }
@@ -240,6 +240,11 @@ void Channel::process(wire::RmaMessageType type, std::span<const std::uint8_t> b
       break;
   }
   set_end(End::kLost, "a message that does not belong here");
+}
+
+void Channel::give_up(std::string reason) {
+  const MutexLock lock(mutex_);
+  if (end_.load(std::memory_order_relaxed) == End::kOpen) set_end(End::kLost, std::move(reason));
 }
 
 void Channel::set_end(End end, std::string reason) {

@@ -53,6 +53,9 @@ class Channel {
   // Nothing is sent after the first such message.
   void send_last(const std::vector<std::uint8_t>& message) VERBATIM_EXCLUDES(mutex_);
 
+  // Nothing more is taken from the other rank: it has sent what a rank does not send.
+  void give_up(std::string reason) VERBATIM_EXCLUDES(mutex_);
+
   // Reads what has arrived.
   void receive() VERBATIM_EXCLUDES(mutex_);
   // The next message about a lane that was received.

@@ -12,8 +12,9 @@ namespace verbatim::rma {
 namespace {
 
 constexpr std::size_t kScratchBytes = 4096;
-// Ranks are at most one set ahead, with one message for each rank and lane.
-constexpr std::size_t kMaxEarly = 1U << 16;
+// Messages of one rank about lanes of a set that is not made yet. It is at most one set ahead, with one message for
+// each lane.
+constexpr std::size_t kMaxEarly = 64;
 
 }  // namespace
 
@@ -194,7 +195,9 @@ void CollComm::add_lanes(ContextSet& set) {
   const MutexLock lock(lanes_mutex_);
   lanes_of_[set.number()] = &set;
   newest_lanes_ = set.number() + 1;
-  for (const auto& [rank, message] : std::exchange(early_, {})) pass_on(rank, message);
+  for (const auto& [rank, messages] : std::exchange(early_, {})) {
+    for (const wire::RmaLane& message : messages) pass_on(rank, message);
+  }
 }
 
 void CollComm::pass_on(std::uint32_t rank, const wire::RmaLane& message) {
@@ -203,7 +206,10 @@ void CollComm::pass_on(std::uint32_t rank, const wire::RmaLane& message) {
     return found->second->failover()->receive(found->second->peer_of(rank), message);
   }
   if (message.set >= newest_lanes_) {
-    if (early_.size() < kMaxEarly) early_.emplace_back(rank, message);
+    std::vector<wire::RmaLane>& messages = early_[rank];
+    if (messages.size() == kMaxEarly)
+      return ranks_.at(rank).channel->give_up("more messages about lanes than a rank sends");
+    messages.push_back(message);
   } else if (message.step == wire::RmaLaneStep::kFenced) {
     // This rank has destroyed the set, and does not know any more what was executed.
     wire::RmaLane answer = message;

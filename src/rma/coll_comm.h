@@ -136,7 +136,7 @@ class CollComm {
   std::map<std::uint32_t, ContextSet*> lanes_of_ VERBATIM_GUARDED_BY(lanes_mutex_);  // sets with several, by number
   std::uint32_t newest_lanes_ VERBATIM_GUARDED_BY(lanes_mutex_) = 0;                 // later sets are not made yet
   // What peers have sent about sets that this rank has not finished.
-  std::vector<std::pair<std::uint32_t, wire::RmaLane>> early_ VERBATIM_GUARDED_BY(lanes_mutex_);
+  std::map<std::uint32_t, std::vector<wire::RmaLane>> early_ VERBATIM_GUARDED_BY(lanes_mutex_);  // by rank
   // A buffer whose registration as dma-buf has failed: the other ranks wait for the second call.
   std::optional<Buffer> repeats_ VERBATIM_GUARDED_BY(mutex_);
   // A buffer whose registration as dma-buf has failed because of another rank.

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "net/connect/hello_limits.h"
 #include "net/diagnose/diagnosis.h"
 #include "net/diagnose/failure.h"
 
@@ -17,9 +18,9 @@ namespace {
 
 constexpr std::uint64_t kFirstPauseNs = 20 * kNanosecondsPerMillisecond;
 constexpr std::uint64_t kMaxPauseNs = kNanosecondsPerSecond;
-// Connections of others than ranks that are read at the same time.
-constexpr std::size_t kMaxUnknown = 128;
 constexpr std::uint64_t kMaxWaitMs = 1000;
+// A hello that is sent later than this after the beginning of the TCP connect can be too late for the other rank.
+constexpr std::uint64_t kMaxHelloDelayNs = 10 * kNanosecondsPerMillisecond;
 
 std::string rank_name(const wire::RmaHello& hello) {
   return "rank " + std::to_string(hello.rank) + " on " + hello.host + " (pid " + std::to_string(hello.pid) + ")";
@@ -53,7 +54,7 @@ bool Handshake::expects(std::uint32_t rank) const {
 Result<std::vector<PeerRank>> Handshake::run() {
   while (made_ < peers_.size()) {
     const std::uint64_t now = monotonic_ns();
-    if (const Status accepted = accept(); !accepted) return log_failure({}, accepted.error());
+    read_pending(now);
     for (auto attempt = attempts_.begin(); attempt != attempts_.end();) {
       if (!attempt->ready) {
         ++attempt;
@@ -69,6 +70,8 @@ Result<std::vector<PeerRank>> Handshake::run() {
       attempt = made && *made ? attempts_.erase(attempt) : std::next(attempt);
     }
     if (made_ == peers_.size()) break;
+    // After the others: many new connections must not displace a rank whose hello has arrived.
+    if (const Status accepted = accept(); !accepted) return log_failure({}, accepted.error());
     if (now >= deadline_ns_) return log_timeout();
     wait(now);
   }
@@ -76,7 +79,8 @@ Result<std::vector<PeerRank>> Handshake::run() {
 }
 
 Status Handshake::accept() {
-  while (acceptable_ && attempts_.size() < ranks() + kMaxUnknown) {
+  const std::uint64_t now = monotonic_ns();
+  while (acceptable_ && !is_full(now)) {
     Result<std::optional<UniqueFd>> accepted = tcp_accept(listener_);
     if (!accepted) {
       const int why = accepted.error().sys_errno;
@@ -84,12 +88,37 @@ Status Handshake::accept() {
       return {};  // a shortage may pass
     }
     if (!accepted->has_value()) return {};
-    Attempt& attempt = attempts_.emplace_back();
+    if (pending_.size() == kMaxPending) drop(pending_.begin());
+    Attempt& attempt = pending_.emplace_back();
     attempt.accepted = true;
-    attempt.state = Attempt::State::kReceiveHello;
+    attempt.begun_ns = now;
+    attempt.state = Attempt::State::kSendWelcome;
     attempt.socket = std::move(**accepted);
   }
   return {};
+}
+
+bool Handshake::is_full(std::uint64_t now) const {
+  return pending_.size() == kMaxPending && now < pending_.front().begun_ns + kMinPendingNs;
+}
+
+void Handshake::read_pending(std::uint64_t now) {
+  for (auto next = pending_.begin(); next != pending_.end();) {
+    const auto pending = next++;
+    const Result<bool> received = receive_hello(*pending);
+    if (received && *received) {
+      attempts_.splice(attempts_.end(), pending_, pending);
+    } else if (!received) {
+      pending_.erase(pending);
+    } else if (now >= pending->begun_ns + kHelloTimeoutNs) {
+      drop(pending);
+    }
+  }
+}
+
+void Handshake::drop(std::list<Attempt>::iterator pending) {
+  close_with_reset(pending->socket);
+  pending_.erase(pending);
 }
 
 Result<bool> Handshake::advance(Attempt& attempt) {
@@ -109,18 +138,20 @@ Result<bool> Handshake::advance(Attempt& attempt) {
       case Attempt::State::kReceiveWelcome:
         done = receive(attempt, wire::RmaMessageType::kWelcome);
         break;
-      case Attempt::State::kReceiveHello:
-        done = receive_hello(attempt);
-        break;
     }
     if (!done || !*done) return done;
     if (attempt.state == Attempt::State::kReceiveWelcome || attempt.state == Attempt::State::kSendWelcome) return true;
+    if (attempt.state == Attempt::State::kSendHello) {
+      attempt.is_late = monotonic_ns() - attempt.begun_ns > kMaxHelloDelayNs;
+    }
     attempt.state = static_cast<Attempt::State>(static_cast<int>(attempt.state) + 1);
   }
 }
 
 Result<bool> Handshake::begin(Attempt& attempt) {
-  if (monotonic_ns() < attempt.next_ns) return false;
+  const std::uint64_t now = monotonic_ns();
+  if (now < attempt.next_ns) return false;
+  attempt.begun_ns = now;
   Result<UniqueFd> socket = tcp_connect(handles_[attempt.rank].address, settings_.local_address);
   if (!socket) return socket.error();
   attempt.socket = std::move(*socket);
@@ -151,7 +182,7 @@ Result<bool> Handshake::receive(Attempt& attempt, wire::RmaMessageType type) {
     const Result<wire::RmaHeader> header = wire::decode_rma_header(
         std::span<const std::uint8_t, wire::kHeaderBytes>(attempt.incoming.data(), wire::kHeaderBytes));
     if (!header) return Error{ErrorKind::kRemote, EPROTO, header.error().operation};
-    if (header->type != type) return kProtocol;
+    if (header->type != type || header->body_bytes > wire::kMaxRmaHelloBytes) return kProtocol;
     if (attempt.filled == wire::kHeaderBytes + header->body_bytes) break;
     attempt.incoming.resize(wire::kHeaderBytes + header->body_bytes);
   }
@@ -171,11 +202,12 @@ Result<bool> Handshake::receive_hello(Attempt& attempt) {
   return true;
 }
 
-// An accepted connection that fails may be that of another program; a rank connects again. Until the deadline, that is,
-// if it has not seen the welcome.
+// A rank connects again, until the deadline, if its connection fails before its hello is sent, or is reset when that
+// was late. An accepted connection that fails is forgotten: it may be that of another program.
 bool Handshake::survives(Attempt& attempt, const Error& error, std::uint64_t now) {
-  const bool before_hello = attempt.state == Attempt::State::kWait || attempt.state == Attempt::State::kConnect;
-  if (attempt.accepted || !before_hello || !is_passing(error)) return false;
+  const bool before_hello = attempt.state < Attempt::State::kReceiveWelcome;
+  const bool was_dropped = attempt.is_late && attempt.filled == 0 && error.sys_errno == ECONNRESET;
+  if (attempt.accepted || !(was_dropped || (before_hello && is_passing(error)))) return false;
   attempt.socket.reset();
   attempt.state = Attempt::State::kWait;
   attempt.next_ns = now + attempt.pause_ns;
@@ -195,18 +227,20 @@ void Handshake::add_peer(Attempt& attempt) {
 }
 
 void Handshake::wait(std::uint64_t now) {
-  std::vector<pollfd> sockets{{listener_.get(), POLLIN, 0}};
+  acceptable_ = is_full(now);  // once the oldest has had its time
+  std::vector<pollfd> sockets{{acceptable_ ? -1 : listener_.get(), POLLIN, 0}};
   std::uint64_t until = deadline_ns_;
+  if (acceptable_) until = std::min(until, pending_.front().begun_ns + kMinPendingNs);
   for (const Attempt& attempt : attempts_) {
-    const bool receives =
-        attempt.state == Attempt::State::kReceiveWelcome || attempt.state == Attempt::State::kReceiveHello;
+    const bool receives = attempt.state == Attempt::State::kReceiveWelcome;
     // Of an attempt that waits there is no socket: -1, which poll ignores.
     sockets.push_back({attempt.socket.get(), static_cast<short>(receives ? POLLIN : POLLOUT), 0});
     if (attempt.state == Attempt::State::kWait) until = std::min(until, attempt.next_ns);
   }
+  for (const Attempt& pending : pending_) sockets.push_back({pending.socket.get(), POLLIN, 0});
   const std::uint64_t left_ms = until > now ? (until - now) / kNanosecondsPerMillisecond + 1 : 0;
   static_cast<void>(::poll(sockets.data(), sockets.size(), static_cast<int>(std::min(left_ms, kMaxWaitMs))));
-  acceptable_ = sockets.front().revents != 0;
+  acceptable_ = acceptable_ || sockets.front().revents != 0;
   std::size_t next = 1;
   for (Attempt& attempt : attempts_) {
     attempt.ready = sockets[next++].revents != 0 || attempt.state == Attempt::State::kWait;

@@ -53,11 +53,13 @@ class Handshake {
  private:
   // A TCP connection that this rank has begun, or that it has accepted.
   struct Attempt {
-    enum class State : std::uint8_t { kWait, kConnect, kSendHello, kReceiveWelcome, kReceiveHello, kSendWelcome };
+    enum class State : std::uint8_t { kWait, kConnect, kSendHello, kReceiveWelcome, kSendWelcome };
     State state = State::kWait;
     bool accepted = false;
-    bool ready = true;       // its socket has news, or its time has come
-    std::uint32_t rank = 0;  // of an accepted connection: known with its hello
+    std::uint64_t begun_ns = 0;  // when the TCP connect began, or when it was accepted
+    bool is_late = false;        // its hello was sent long after that
+    bool ready = true;           // its socket has news, or its time has come
+    std::uint32_t rank = 0;      // of an accepted connection: known with its hello
     UniqueFd socket = {};
     OutgoingMessage outgoing = {};
     std::vector<std::uint8_t> incoming = {};
@@ -71,6 +73,11 @@ class Handshake {
   std::uint32_t connects() const { return connects_to(rank_, ranks()); }
   bool expects(std::uint32_t rank) const;
   Status accept();
+  // Whether a further connection must wait in the backlog: the others have not had their time.
+  bool is_full(std::uint64_t now) const;
+  void read_pending(std::uint64_t now);
+  // A rank whose hello is late connects again after the reset.
+  void drop(std::list<Attempt>::iterator pending);
   // True: the connection is made.
   Result<bool> advance(Attempt& attempt);
   Result<bool> begin(Attempt& attempt);
@@ -93,6 +100,7 @@ class Handshake {
   const std::uint32_t rank_;
   const std::uint64_t deadline_ns_;
   std::list<Attempt> attempts_;
+  std::list<Attempt> pending_;   // accepted ones without a complete hello, the oldest first
   std::vector<PeerRank> peers_;  // by distance in the ring, less 1; without channel until it is made
   std::size_t made_ = 0;
   bool acceptable_ = true;

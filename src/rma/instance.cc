@@ -8,6 +8,7 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "base/socket.h"
+#include "net/connect/hello_limits.h"
 #include "rma/handshake.h"
 #include "verbs/device.h"
 #include "verbs/qp.h"
@@ -140,6 +141,7 @@ Result<ListenComm*> Instance::listen(std::size_t device, std::span<std::uint8_t,
   Result<UniqueFd> socket = tcp_listen(process_.side_channel);
   if (!socket) return log_listen_failure(socket.error());
   made->socket = std::move(*socket);
+  set_defer_accept(made->socket, kHelloTimeoutS);
   const Result<sockaddr_storage> address = local_address(made->socket);
   if (!address) return log_listen_failure(address.error());
   made->handle.address = *address;

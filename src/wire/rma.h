@@ -42,6 +42,8 @@ struct RmaHeader {
 };
 // Below it are the 4,096 QPs of the largest offer.
 constexpr std::size_t kMaxRmaBodyBytes = std::size_t{1} << 20;
+// Of a hello: its fields, and the longest name of a host.
+constexpr std::size_t kMaxRmaHelloBytes = sizeof(Secret) + 3 * sizeof(std::uint32_t) + 1 + 255;
 constexpr std::size_t kMaxRmaContexts = 4096;
 // The ports of a rank.
 constexpr std::size_t kMaxRmaPorts = kMaxDevices;

@@ -116,12 +116,16 @@ void* Rank::handle(int rank) const {
   return all_.shared_->handles[rank];
 }
 
-void Rank::connect() {
+void Rank::start() {
   int devices = 0;
   EXPECT_OK(net().init(4711, &instance));
   EXPECT_OK(net().devices(&devices));
   EXPECT_OK(net().listen(instance, number_ % std::max(devices, 1), handle(number_), &listen));
   barrier();
+}
+
+void Rank::connect() {
+  if (listen == nullptr) start();
   std::vector<void*> handles;
   for (int i = 0; i < all_.count(); ++i) handles.push_back(handle(i));
   // NCCL passes a context that may be another plugin's.

@@ -38,7 +38,9 @@ class Rank {
   // What a rank has listened with, for all to see.
   void* handle(int rank) const;
 
-  // Up to connect; create makes the contexts.
+  // Up to listen. All have listened when it returns.
+  void start();
+  // Up to connect, from start if that was not called; create makes the contexts.
   void connect();
   void create(const netapi::RmaConfig& config);
   void close();

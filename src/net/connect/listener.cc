@@ -12,6 +12,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/socket.h"
+#include "net/connect/hello_limits.h"
 #include "net/transfer/side_channel.h"
 #include "wire/limits.h"
 #include "wire/notice.h"
@@ -19,13 +20,6 @@
 namespace verbatim {
 namespace {
 
-// A connector sends its hello right after the TCP connect.
-constexpr int kHelloTimeoutS = 3;
-constexpr std::uint64_t kHelloTimeoutNs = kHelloTimeoutS * kNanosecondsPerSecond;
-// Connections without a complete hello hold at most this many descriptors. For a further connection the oldest is
-// closed, but not before it has had kMinPendingNs to send the rest of its hello.
-constexpr std::size_t kMaxPending = 128;
-constexpr std::uint64_t kMinPendingNs = 20 * kNanosecondsPerMillisecond;
 // Connections that this end has removed and whose peers may still ask for them: a peer whose side channel is lost asks
 // at least every 24 s. More of them learn it from the NIC, which does not answer.
 constexpr std::size_t kMaxRemoved = 4096;

@@ -1,0 +1,20 @@
+// How many TCP connections that have not shown the secret of a handle a process keeps, and how long: a listener for
+// messages, and one for RMA.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "base/clock.h"
+
+namespace verbatim {
+
+// A connector sends its hello right after the TCP connect.
+constexpr int kHelloTimeoutS = 3;
+constexpr std::uint64_t kHelloTimeoutNs = kHelloTimeoutS * kNanosecondsPerSecond;
+// Connections without a complete hello hold at most this many descriptors. For a further connection the oldest is
+// closed, but not before it has had kMinPendingNs to send the rest of its hello.
+constexpr std::size_t kMaxPending = 128;
+constexpr std::uint64_t kMinPendingNs = 20 * kNanosecondsPerMillisecond;
+
+}  // namespace verbatim

@@ -1,0 +1,250 @@
+// TCP connections that reach a rank and do not show its secret, and what a rank that knows the secret sends too early.
+// Each rank is a process: rank 1 is the one that is attacked, from the process of rank 0.
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/time.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <cstring>
+#include <deque>
+#include <fstream>
+#include <functional>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "base/socket.h"
+#include "base/unique_fd.h"
+#include "netapi/log.h"
+#include "ranks.h"
+#include "wire/handle.h"
+#include "wire/rma.h"
+
+namespace rma_test {
+namespace {
+
+using Bytes = std::vector<std::uint8_t>;
+namespace wire = verbatim::wire;
+using verbatim::UniqueFd;
+
+constexpr int kConnections = 400;
+// Far below what so many connections announce.
+constexpr std::size_t kMostBytes = std::size_t{32} << 20;
+
+wire::Handle handle_of(const Rank& rank, int number) {
+  const auto handle = wire::decode_handle(std::span<const std::uint8_t, wire::kHandleBytes>(
+      static_cast<const std::uint8_t*>(rank.handle(number)), wire::kHandleBytes));
+  return handle ? *handle : wire::Handle{};
+}
+
+// The kernel of the other process completes the connection.
+UniqueFd connection_to(const sockaddr_storage& address) {
+  UniqueFd socket(::socket(address.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address), 0)
+      << std::strerror(errno);
+  return socket;
+}
+
+bool send_all(const UniqueFd& socket, std::span<const std::uint8_t> bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
+    if (count <= 0) return false;
+    bytes = bytes.subspan(static_cast<std::size_t>(count));
+  }
+  return true;
+}
+
+// Of a hello whose body has 1 MiB, the largest one that a header can announce.
+Bytes header_of_large_body() {
+  Bytes message = wire::encode_rma_hello(wire::RmaMessageType::kHello, {});
+  message.resize(wire::kHeaderBytes);
+  const std::uint32_t bytes = wire::kMaxRmaBodyBytes;
+  std::memcpy(message.data() + wire::kHeaderBytes - sizeof bytes, &bytes, sizeof bytes);
+  return message;
+}
+
+// The largest memory of this process so far.
+std::size_t peak_bytes() {
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  std::size_t kib = 0;
+  while (status >> word && word != "VmHWM:") continue;
+  status >> kib;
+  return kib << 10;
+}
+
+// Until the kernel has sent the first packet of a connection to `address`, which is not answered.
+void await_refused_connect(const sockaddr_storage& address) {
+  char remote[16];
+  std::snprintf(remote, sizeof remote, ":%04X 02 ", ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port));
+  while (true) {
+    std::ifstream table("/proc/self/net/tcp");
+    for (std::string line; std::getline(table, line);) {
+      if (line.find(remote) != std::string::npos) return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+}
+
+class RmaListener : public ::testing::Test {
+ protected:
+  RmaListener() {
+    ::setenv("VERBATIM_CONNECT_TIMEOUT_S", "20", 1);
+    rlimit descriptors{};
+    ::getrlimit(RLIMIT_NOFILE, &descriptors);
+    descriptors.rlim_cur = descriptors.rlim_max;
+    ::setrlimit(RLIMIT_NOFILE, &descriptors);
+  }
+  ~RmaListener() override { ::unsetenv("VERBATIM_CONNECT_TIMEOUT_S"); }
+
+  // Keeps the warnings of this rank's process for the test.
+  void keep_warnings(const Rank& rank) {
+    char* const text = ranks_.text(rank.number());
+    netapi::set_log_callback([text](const netapi::LogLine& line) {
+      if (line.level != nccl::DebugLogLevel::kWarn) return;
+      std::strncat(text, line.text.c_str(), Ranks::kTextBytes - std::strlen(text) - 2);
+      std::strcat(text, "\n");
+    });
+  }
+
+  // Both ranks connect, put and close. Before that rank 0 calls `others` with the address of rank 1.
+  void run(const std::function<void(const sockaddr_storage&)>& others) {
+    const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+      keep_warnings(rank);
+      rank.start();
+      if (rank.number() == 0) others(handle_of(rank, 1).address);
+      rank.barrier();
+      const std::size_t before = peak_bytes();
+      EXPECT_GT(before, 0U);
+      rank.connect();
+      if (rank.number() == 1) {
+        EXPECT_LT(peak_bytes() - before, kMostBytes);
+      }
+      ASSERT_NE(rank.coll, nullptr);
+      rank.create({.contexts = 1});
+      Words words(512);
+      void* const memory = rank.register_memory(words.data(), words.bytes());
+      EXPECT_TRUE(rank.wait_ok(rank.put(0, {memory, 0}, 8, {memory, 8}, rank.next())));
+      rank.close();
+    });
+    for (const int rank : {0, 1}) {
+      EXPECT_EQ(statuses[static_cast<std::size_t>(rank)], 0) << ranks_.text(rank);
+      EXPECT_STREQ(ranks_.text(rank), "");
+    }
+  }
+  // The same, with many connections that have sent `first` and stay open.
+  void run_beside_connections(const Bytes& first) {
+    std::deque<UniqueFd> sockets;
+    run([&](const sockaddr_storage& address) {
+      for (int i = 0; i < kConnections; ++i) {
+        sockets.push_back(connection_to(address));
+        EXPECT_TRUE(send_all(sockets.back(), first));
+      }
+    });
+  }
+
+  Ranks ranks_{2, 14};
+};
+
+TEST_F(RmaListener, ConnectionsWithoutAByte_RanksConnect) {
+  run_beside_connections({});
+}
+
+TEST_F(RmaListener, ConnectionsWithOneByte_RanksConnect) {
+  run_beside_connections({'V'});
+}
+
+TEST_F(RmaListener, ConnectionsAnnounceLargeBodies_RanksConnectInBoundedMemory) {
+  run_beside_connections(header_of_large_body());
+}
+
+TEST_F(RmaListener, ConnectionsAreReset_RanksConnect) {
+  run([](const sockaddr_storage& address) {
+    for (int i = 0; i < kConnections; ++i) {
+      UniqueFd socket = connection_to(address);
+      EXPECT_TRUE(send_all(socket, header_of_large_body()));
+      verbatim::close_with_reset(socket);
+    }
+  });
+}
+
+// The backlog of rank 1 is full while rank 0 connects, so the hello is sent late. Rank 1 has given the connection up
+// meanwhile. Both are this test.
+TEST_F(RmaListener, HelloIsLateAndConnectionIsReset_RankConnectsAgain) {
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    rank.start();
+    if (rank.number() == 0) {
+      rank.barrier();
+      void* handles[] = {rank.handle(0), rank.handle(1)};
+      EXPECT_EQ(rank.net().connect(nullptr, handles, 2, 0, rank.listen, &rank.coll), nccl::Result::kRemoteError);
+      EXPECT_OK(rank.net().close_listen(rank.listen));
+      EXPECT_OK(rank.net().finalize(rank.instance));
+      return;
+    }
+    wire::Handle own = handle_of(rank, 1);
+    verbatim::set_port(own.address, 0);
+    const verbatim::Result<UniqueFd> listener = verbatim::tcp_listen(own.address);
+    ASSERT_TRUE(listener);
+    own.address = *verbatim::local_address(*listener);
+    const UniqueFd filler = connection_to(own.address);
+    ASSERT_EQ(::listen(listener->get(), 0), 0);       // the filler is more than that
+    const timeval limit{.tv_sec = 30, .tv_usec = 0};  // of accept, which waits
+    ASSERT_EQ(::fcntl(listener->get(), F_SETFL, 0), 0);
+    ASSERT_EQ(::setsockopt(listener->get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit), 0);
+    wire::encode_handle(own, std::span<std::uint8_t, wire::kHandleBytes>(static_cast<std::uint8_t*>(rank.handle(1)),
+                                                                         wire::kHandleBytes));
+    rank.barrier();
+    await_refused_connect(own.address);
+    const auto accept_with_hello = [&] {
+      UniqueFd socket(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC));
+      std::uint8_t first = 0;
+      EXPECT_EQ(::recv(socket.get(), &first, 1, MSG_PEEK), 1);
+      return socket;
+    };
+    UniqueFd accepted(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC));  // the filler
+    accepted = accept_with_hello();
+    verbatim::close_with_reset(accepted);
+    accepted = accept_with_hello();
+    EXPECT_OK(rank.net().finalize(rank.instance));
+  });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
+}
+
+// Rank 0 has the secret, and sends messages about lanes of contexts that rank 1 has not made.
+TEST_F(RmaListener, MessagesAboutLanesComeTooEarly_AreRefused) {
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    keep_warnings(rank);
+    rank.start();
+    if (rank.number() == 1) {
+      rank.connect();
+      ASSERT_NE(rank.coll, nullptr);
+      EXPECT_EQ(rank.net().create_context(rank.coll, {.contexts = 1}, &rank.contexts), nccl::Result::kRemoteError);
+      EXPECT_OK(rank.net().close_coll(rank.coll));
+      EXPECT_OK(rank.net().finalize(rank.instance));
+      return;
+    }
+    const wire::Handle other = handle_of(rank, 1);
+    const UniqueFd socket = connection_to(other.address);
+    EXPECT_TRUE(
+        send_all(socket, wire::encode_rma_hello(wire::RmaMessageType::kHello,
+                                                {.secret = other.secret, .ranks = 2, .rank = 0, .host = "other"})));
+    EXPECT_TRUE(send_all(socket, wire::encode_rma_exchange({.call = wire::RmaCall::kReady, .body = {1}})));
+    const Bytes message = wire::encode_rma_lane({.set = 0, .psns = std::vector<std::uint32_t>(wire::kMaxRmaContexts)});
+    for (int i = 0; i < 200 && send_all(socket, message); ++i) continue;  // 3 MiB
+    Bytes answer(4096);                                                   // until that process ends the connection
+    while (::recv(socket.get(), answer.data(), answer.size(), 0) > 0) continue;
+    EXPECT_OK(rank.net().close_listen(rank.listen));
+    EXPECT_OK(rank.net().finalize(rank.instance));
+  });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
+  const std::string text = ranks_.text(1);
+  EXPECT_NE(text.find("more messages about lanes than a rank sends"), std::string::npos) << text;
+}
+
+}  // namespace
+}  // namespace rma_test
