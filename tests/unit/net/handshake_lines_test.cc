@@ -25,6 +25,7 @@
 #include "child_lines.h"
 #include "connected_comms.h"
 #include "support/child.h"
+#include "support/refusal.h"
 #include "wire/handle.h"
 
 namespace verbatim {
@@ -247,15 +248,8 @@ class Service {
   }
 
   // Until listen_again(), connects are refused.
-  void refuse() {
-    address_ = *local_address(listener_);
-    listener_.reset();
-  }
-  void listen_again() {
-    Result<UniqueFd> listening = tcp_listen(address_);
-    EXPECT_TRUE(listening);
-    if (listening) listener_ = std::move(*listening);
-  }
+  void refuse() const { test::refuse_connections(listener_.get()); }
+  void listen_again() const { test::accept_connections(listener_.get()); }
 
   // A copy of the handle `real` with the address of this service.
   HandleBytes in_place_of(const HandleBytes& real) const {
@@ -336,7 +330,6 @@ class Service {
   }
 
   UniqueFd listener_;
-  sockaddr_storage address_{};
   mutable sockaddr_storage real_{};
 };
 

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "end_of_several_addresses.h"
+#include "support/refusal.h"
 
 namespace verbatim {
 namespace {
@@ -14,8 +15,7 @@ namespace {
 TEST_F(EndOfSeveralAddresses, FirstAddressRefuses_NextOneIsUsed) {
   for (const CommKind kind : {CommKind::kSend, CommKind::kRecv}) {
     ASSERT_NO_FATAL_FAILURE(watch_one(kind));
-    const sockaddr_storage first = *local_address(listening_);
-    listening_.reset();
+    ASSERT_NO_FATAL_FAILURE(test::refuse_connections(listening_.get()));
     close_with_reset(peer_);
     const UniqueFd attempt = accepted(second_);
     ASSERT_NO_FATAL_FAILURE(answer(attempt));
@@ -23,9 +23,7 @@ TEST_F(EndOfSeveralAddresses, FirstAddressRefuses_NextOneIsUsed) {
     monitor_->unwatch(*comm_);
     watched_ = false;
     EXPECT_EQ(next(attempt), wire::MessageType::kFailed);
-    Result<UniqueFd> again = tcp_listen(first);
-    ASSERT_TRUE(again);
-    listening_ = std::move(*again);
+    ASSERT_NO_FATAL_FAILURE(test::accept_connections(listening_.get()));
   }
 }
 

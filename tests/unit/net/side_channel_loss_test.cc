@@ -20,6 +20,7 @@
 #include "one_end.h"
 #include "state_reader.h"
 #include "support/log_capture.h"
+#include "support/refusal.h"
 
 namespace verbatim {
 namespace {
@@ -52,7 +53,7 @@ class SideChannelLoss : public ::testing::Test {
     link_.is_completed(send);
     link_.is_completed(recv);
   }
-  // The listening socket of this process. shutdown() makes it refuse and releases its port.
+  // The listening socket of this process.
   int listening_socket() {
     const in_port_t port = htons(link_.send().endpoint().remote().addresses.at(0).port);
     for (int fd = 0; fd < 1024; ++fd) {
@@ -70,24 +71,14 @@ class SideChannelLoss : public ::testing::Test {
   void refuse() {
     listening_ = listening_socket();
     ASSERT_GE(listening_, 0);
-    socklen_t bytes = sizeof address_;
-    ASSERT_EQ(::getsockname(listening_, reinterpret_cast<sockaddr*>(&address_), &bytes), 0);
-    ASSERT_EQ(::shutdown(listening_, SHUT_RDWR), 0);
+    test::refuse_connections(listening_);
   }
-  void listen_again() {
-    const int reuse = 1;
-    ASSERT_EQ(::setsockopt(listening_, SOL_SOCKET, SO_REUSEADDR, &reuse, sizeof reuse), 0);
-    // EINVAL: it has kept the port that it was bound to here before.
-    const int bound = ::bind(listening_, reinterpret_cast<const sockaddr*>(&address_), sizeof address_);
-    ASSERT_TRUE(bound == 0 || errno == EINVAL) << std::strerror(errno);
-    ASSERT_EQ(::listen(listening_, 16), 0);
-  }
+  void listen_again() const { test::accept_connections(listening_); }
   static bool has(const Comm& comm, CommSignal signal) {
     return (comm.slow_path_flags() & static_cast<std::uint32_t>(signal)) != 0;
   }
   ConnectedComms link_;
   int listening_ = -1;
-  sockaddr_in address_{};
 };
 
 TEST_F(SideChannelLoss, ResetWhileDataFlows_DataGoesOnAndChannelIsBack) {
