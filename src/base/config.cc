@@ -408,6 +408,23 @@ std::vector<Variable> variables() {
   return shown;
 }
 
+namespace {
+
+// NCCL's core reads NCCL_GIN_ENABLE and others of RMA itself, with any plugin.
+bool is_of_nccls_transport(std::string_view name) {
+  constexpr std::string_view kPrefixes[] = {"NCCL_IB_", "NCCL_GIN_IB_", "NCCL_GIN_GDAKI_", "NCCL_GIN_ERROR_QUERY_SEC"};
+  return std::any_of(std::begin(kPrefixes), std::end(kPrefixes),
+                     [&](std::string_view prefix) { return name.starts_with(prefix); });
+}
+
+// NCCL reads a number as strtoll does, and takes the default, which is 0, where there is none.
+bool disables_infiniband(std::string_view entry) {
+  constexpr std::string_view kName = "NCCL_IB_DISABLE=";
+  return entry.starts_with(kName) && std::strtoll(entry.data() + kName.size(), nullptr, 0) != 0;
+}
+
+}  // namespace
+
 UnusedVariables find_unused_variables(const char* const* environment) {
   const std::vector<Variable> known = variables();
   UnusedVariables found;
@@ -417,9 +434,9 @@ UnusedVariables find_unused_variables(const char* const* environment) {
     const bool used = std::any_of(known.begin(), known.end(), [&](const Variable& row) {
       return name == row.name || (row.alias != nullptr && name == row.alias);
     });
-    // The secret of the tools' ranks, which can be exported in a shell that starts jobs of NCCL too.
-    if (used || name == "VERBATIM_TOKEN") continue;
-    if (name.starts_with("NCCL_IB_")) found.nccl_ib.push_back(name);
+    // The secret of the tools' ranks is often exported in the shell from which jobs of NCCL start too.
+    if (used || name == "NCCL_IB_DISABLE" || name == "VERBATIM_TOKEN") continue;
+    if (is_of_nccls_transport(name)) found.of_nccl.push_back(name);
     if (!name.starts_with("VERBATIM_")) continue;
     const auto nearest = std::min_element(known.begin(), known.end(), [&](const Variable& a, const Variable& b) {
       return edit_distance(name, a.name) < edit_distance(name, b.name);
@@ -430,13 +447,27 @@ UnusedVariables find_unused_variables(const char* const* environment) {
 }
 
 void log_unused_variables(const char* const* environment) {
+  for (const char* const* entry = environment; *entry != nullptr; ++entry) {
+    if (*entry == std::string_view("MLX5_SINGLE_THREADED=1")) {
+      VERBATIM_WARN(
+          "%s removes the locks of libmlx5, but several threads of NCCL and of Verbatim use each device: data can be "
+          "wrong. Next: unset it",
+          *entry);
+    }
+    if (disables_infiniband(*entry)) {
+      VERBATIM_WARN(
+          "%s disables NCCL's own InfiniBand transport only: Verbatim uses RDMA. Next: unset it, or set "
+          "NCCL_NET=Socket for a job without RDMA",
+          *entry);
+    }
+  }
   const UnusedVariables found = find_unused_variables(environment);
   for (const UnusedVariables::Unknown& variable : found.unknown) {
     VERBATIM_WARN("%s is no setting of Verbatim and has no effect. Next: is %s meant? plugin/README.md lists all",
                   variable.name.c_str(), variable.nearest);
   }
   std::string unused;
-  for (const std::string& name : found.nccl_ib) unused.append(unused.empty() ? "" : ", ").append(name);
+  for (const std::string& name : found.of_nccl) unused.append(unused.empty() ? "" : ", ").append(name);
   if (!unused.empty()) VERBATIM_INFO("set, but not used by Verbatim: %s", unused.c_str());
 }
 

@@ -149,7 +149,7 @@ struct UnusedVariables {
     std::string name;
     const char* nearest;  // the setting with the most similar name
   };
-  std::vector<std::string> nccl_ib;  // of NCCL's InfiniBand transport
+  std::vector<std::string> of_nccl;  // that NCCL's InfiniBand transport reads
   std::vector<Unknown> unknown;      // VERBATIM_ variables that do not exist
 };
 
@@ -157,7 +157,8 @@ struct UnusedVariables {
 UnusedVariables find_unused_variables(const char* const* environment);
 
 // Logs which variables in `environment` have no effect: those of NCCL's InfiniBand transport in one INFO line, each
-// unknown VERBATIM_ variable in a warning with the nearest known name.
+// unknown VERBATIM_ variable in a warning with the nearest known name. Also warns of MLX5_SINGLE_THREADED=1, which is
+// harmful, and of an NCCL_IB_DISABLE that is not 0, which the plugin does not obey.
 void log_unused_variables(const char* const* environment);
 
 // The table in plugin/README.md: a header row, a separator row and one row for each variable, each with a newline at

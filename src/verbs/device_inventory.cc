@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <cinttypes>
 #include <cstring>
 #include <iterator>
 #include <utility>
@@ -19,6 +20,9 @@ namespace {
 
 // NCCL assumes the same speed for a port of unknown speed.
 constexpr std::uint32_t kUnknownSpeedMbps = 10'000;
+
+// A GPU with a large BAR1 has all of its memory there; without, 256 MiB is usual.
+constexpr std::uint64_t kEnoughBar1Bytes = std::uint64_t{1} << 30;
 
 struct Skip {
   SkipCause cause;
@@ -59,7 +63,8 @@ struct DeviceEnumerator {
       std::string reason = explain_open(*found, device.error());
       // EPERM is no failure: a container can see devices in sysfs that it is not allowed to open.
       survey.has_failed = survey.has_failed || device.error().sys_errno != EPERM;
-      return skip(name, 0, {SkipCause::kOpenFailed, std::move(reason)});
+      const bool limited = device.error().sys_errno == EAGAIN;
+      return skip(name, 0, {limited ? SkipCause::kOpenLimited : SkipCause::kOpenFailed, std::move(reason)});
     }
     const std::size_t ports_before = survey.ports.size();
     for (unsigned port_num = 1; port_num <= (*device)->attributes().phys_port_cnt; ++port_num) {
@@ -204,6 +209,21 @@ void log_missing_gpu_memory(const std::vector<Port>& ports, const std::string& r
            group_by_reason(without).c_str());
 }
 
+// What may end registrations of GPU memory, and objects of a device, later.
+void log_limits(const DeviceSurvey& survey, const std::string& root) {
+  for (const std::unique_ptr<Device>& device : survey.devices) {
+    const std::string limit = rdma_control_group_limit(root, device->name());
+    if (!limit.empty()) VERBATIM_INFO("the rdma control group limits %s to %s", device->name().c_str(), limit.c_str());
+  }
+  const std::uint64_t bar1 = smallest_gpu_bar1(root).value_or(kEnoughBar1Bytes);
+  if (bar1 >= kEnoughBar1Bytes) return;
+  VERBATIM_INFO(
+      "a GPU of this host has a BAR1 of %" PRIu64
+      " MiB: NICs reach at most so much of its memory at a time. Next: if registrations of GPU memory fail, enable a "
+      "large BAR1 in the firmware of the host (Resizable BAR)",
+      bar1 >> 20);
+}
+
 void log_port(const Port& port) {
   const char* gpu_memory[] = {"", ", GPU memory by peer memory", ", GPU memory by dma-buf",
                               ", GPU memory by peer memory or dma-buf"};
@@ -288,6 +308,7 @@ Result<std::shared_ptr<DeviceInventory>> DeviceInventory::open(const Verbs& verb
   }
   for (const Port& port : survey.ports) log_port(port);
   log_missing_gpu_memory(survey.ports, root);
+  log_limits(survey, root);
 
   std::shared_ptr<DeviceInventory> inventory(new DeviceInventory);
   inventory->devices_ = std::move(survey.devices);
@@ -305,6 +326,10 @@ std::string next_step(const SkippedPort& skipped, const Config& config) {
     case SkipCause::kOpenFailed:
       return "check that this user may read and write /dev/infiniband (in a container: pass the devices on), 'ulimit "
              "-l', and 'dmesg'";
+    case SkipCause::kOpenLimited:
+      return "compare hca_handle and hca_object of " + skipped.device +
+             " in the file rdma.max of the control group with 'rdma resource show': the limit is reached, or the "
+             "device has nothing left";
     case SkipCause::kQueryFailed:
       return "look for the driver's reason in 'dmesg'";
     case SkipCause::kPortDown:

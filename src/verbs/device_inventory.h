@@ -21,6 +21,7 @@ enum class SkipCause : std::uint8_t {
   kNotSelected,
   kTransport,
   kOpenFailed,
+  kOpenLimited,  // by the rdma control group or the device itself
   kQueryFailed,
   kPortDown,
   kNoSubnetManager,

@@ -39,33 +39,43 @@ std::uint64_t locked_kib() {
 }
 
 // After ENOMEM: cause, next step and the limits.
-std::string memlock_advice(const Verbs& verbs, const ibv_pd* pd, std::size_t bytes, std::size_t live) {
+std::string memlock_advice(const Verbs& verbs, const ibv_pd* pd, MemoryType type, std::size_t bytes, std::size_t live) {
   ibv_device_attr device = {};
-  const bool known = verbs.query_device(pd->context, &device) == 0;
+  static_cast<void>(verbs.query_device(pd->context, &device));  // 0: not known
   rlimit memlock = {};
   getrlimit(RLIMIT_MEMLOCK, &memlock);
   const std::uint64_t locked = locked_kib();
-  std::string limits = ". RLIMIT_MEMLOCK is " + limit_text(memlock.rlim_cur) + " (hard " +
-                       limit_text(memlock.rlim_max) + "), " + std::to_string(locked) + " KiB are locked";
-  if (known && device.max_mr > 0) limits += ", the device supports " + std::to_string(device.max_mr) + " registrations";
-  limits += ", " + std::to_string(live) + " registrations exist";
-  if (known && device.max_mr > 0 && live >= static_cast<std::size_t>(device.max_mr)) {
-    return ". The device's maximum of registrations (max_mr) is reached. Next: use fewer or larger buffers" + limits;
+  std::string cause = "RLIMIT_MEMLOCK is not the cause. Next: ";
+  if (device.max_mr > 0 && live >= static_cast<std::size_t>(device.max_mr)) {
+    cause = "The device's maximum of registrations (max_mr) is reached. Next: use fewer or larger buffers";
+  } else if (device.max_mr_size != 0 && bytes > device.max_mr_size) {
+    cause = "The device registers at most " + std::to_string(device.max_mr_size) +
+            " bytes at once (max_mr_size). Next: use smaller buffers";
+  } else if (type != MemoryType::kDmaBuf && memlock.rlim_cur != RLIM_INFINITY &&  // a dma-buf is not counted
+             locked * 1024 + bytes > memlock.rlim_cur) {
+    cause =
+        "RLIMIT_MEMLOCK is exceeded. Next: raise it (ulimit -l unlimited, LimitMEMLOCK=infinity, --ulimit memlock=-1)";
+  } else {
+    cause +=
+        type == MemoryType::kHost
+            ? "free memory of the host or registrations of the device"
+            : "look with 'nvidia-smi -q -d MEMORY' whether the GPU's BAR1, through which NICs reach its memory, is "
+              "full, and register less GPU memory then";
   }
-  if (known && device.max_mr_size != 0 && bytes > device.max_mr_size) {
-    return ". The device registers at most " + std::to_string(device.max_mr_size) +
-           " bytes at once (max_mr_size). Next: use smaller buffers" + limits;
-  }
-  if (memlock.rlim_cur != RLIM_INFINITY && locked * 1024 + bytes > memlock.rlim_cur) {
-    return ". RLIMIT_MEMLOCK is exceeded. Next: raise it (ulimit -l unlimited, LimitMEMLOCK=infinity, "
-           "--ulimit memlock=-1)" +
-           limits;
-  }
-  return ". RLIMIT_MEMLOCK is not the cause. Next: free memory of the host or registrations of the device" + limits;
+  return ". " + cause + ". RLIMIT_MEMLOCK is " + limit_text(memlock.rlim_cur) + " (hard " +
+         limit_text(memlock.rlim_max) + "), " + std::to_string(locked) + " KiB are locked" +
+         (device.max_mr > 0 ? ", the device supports " + std::to_string(device.max_mr) + " registrations" : "") + ", " +
+         std::to_string(live) + " registrations exist";
 }
 
 // The next step for an operator, by the type of the memory and the errno.
-std::string advice(const MrRequest& request, int sys_errno) {
+std::string advice(const char* device, const MrRequest& request, int sys_errno) {
+  if (sys_errno == EAGAIN) {
+    return std::string(
+               ". The limit of the rdma control group is reached, or the device has nothing left. Next: compare "
+               "hca_object of ") +
+           device + " in the group's file rdma.max with 'rdma resource show'";
+  }
   constexpr const char* kIommu =
       "check whether an IOMMU prevents access to GPU memory ('dmesg | grep -i -e iommu -e dmar'; boot with iommu=pt)";
   switch (request.type) {
@@ -225,11 +235,11 @@ Result<UniqueMr> MrCache::register_range(const MrRequest& request, std::uintptr_
   if (mr) return mr;
   const Error& error = mr.error();
   if (request.suppress_log_for != nullptr && request.suppress_log_for(error.sys_errno)) return mr;
-  VERBATIM_WARN(
-      "%s: %s of %zu bytes of %s at 0x%" PRIxPTR " failed: %s%s", device_, error.operation, bytes,
-      memory_name(request.type), start, std::strerror(error.sys_errno),
-      (error.sys_errno == ENOMEM ? memlock_advice(verbs_, pd_, bytes, size()) : advice(request, error.sys_errno))
-          .c_str());
+  VERBATIM_WARN("%s: %s of %zu bytes of %s at 0x%" PRIxPTR " failed: %s%s", device_, error.operation, bytes,
+                memory_name(request.type), start, std::strerror(error.sys_errno),
+                (error.sys_errno == ENOMEM ? memlock_advice(verbs_, pd_, request.type, bytes, size())
+                                           : advice(device_, request, error.sys_errno))
+                    .c_str());
   return Error{error.kind, error.sys_errno, error.operation, true};
 }
 

@@ -1,5 +1,6 @@
 #include "verbs/sysfs.h"
 
+#include <dirent.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -70,6 +71,47 @@ bool peer_memory_loaded(const std::string& root) {
     if (line.starts_with("nvidia_peermem ") || line.starts_with("nv_peer_mem ")) return true;
   }
   return false;
+}
+
+std::optional<std::uint64_t> smallest_gpu_bar1(const std::string& root) {
+  const std::string driver = root + "/sys/bus/pci/drivers/nvidia";
+  const std::unique_ptr<DIR, int (*)(DIR*)> directory(::opendir(driver.c_str()), ::closedir);
+  std::optional<std::uint64_t> smallest;
+  if (directory == nullptr) return smallest;
+  while (const dirent* entry = ::readdir(directory.get())) {
+    if (!is_pci_address(entry->d_name)) continue;
+    // A line for each region: begin, end, flags. The first six are the device's own. BAR1 is the largest; it is the
+    // second or, behind a BAR0 of 64 bits, the third.
+    constexpr int kOwnRegions = 6;
+    std::ifstream regions(std::string(driver).append("/").append(entry->d_name).append("/resource"));
+    std::uint64_t largest = 0;
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+    std::uint64_t flags = 0;
+    for (int i = 0; i < kOwnRegions && regions >> std::hex >> begin >> end >> flags; ++i) {
+      if (end > begin) largest = std::max(largest, end - begin + 1);
+    }
+    if (largest != 0) smallest = std::min(smallest.value_or(UINT64_MAX), largest);
+  }
+  return smallest;
+}
+
+std::string rdma_control_group_limit(const std::string& root, const std::string& device) {
+  std::ifstream groups(root + "/proc/self/cgroup");
+  std::string path;
+  for (std::string line; std::getline(groups, line);) {
+    if (line.starts_with("0::/")) path = line.substr(3);  // version 2; version 1 has a hierarchy for each controller
+  }
+  while (true) {
+    std::ifstream limits(std::string(root).append("/sys/fs/cgroup").append(path).append("/rdma.max"));
+    for (std::string line; std::getline(limits, line);) {
+      if (!line.starts_with(device + " ")) continue;
+      std::string limit = line.substr(device.size() + 1);
+      if (limit.find_first_of("0123456789") != std::string::npos) return limit;
+    }
+    if (path.empty()) return {};
+    path.erase(path.rfind('/'));
+  }
 }
 
 }  // namespace verbatim

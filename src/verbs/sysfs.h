@@ -28,5 +28,10 @@ std::optional<int> sysfs_numa_node(const std::string& sysfs_path);
 
 // Whether a kernel module is loaded that allows NICs to pin GPU memory. `root` is put before /sys and /proc.
 bool peer_memory_loaded(const std::string& root);
+// The smallest BAR1 of the NVIDIA GPUs, in bytes: NICs reach GPU memory only through it. nullopt: there is no GPU.
+std::optional<std::uint64_t> smallest_gpu_bar1(const std::string& root);
+// "hca_handle=2 hca_object=max": how the rdma control group of this process, or one above it, limits a device. Empty:
+// it does not.
+std::string rdma_control_group_limit(const std::string& root, const std::string& device);
 
 }  // namespace verbatim

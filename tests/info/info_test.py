@@ -186,6 +186,42 @@ class Info(unittest.TestCase):
         self.assertEqual(report["unused_variables"], [{"name": "NCCL_IB_OOO_RQ"}, {"name": "VERBATIM_HCAS", "nearest": "VERBATIM_HCA"}])
         self.assertEqual([gid["why"] for gid in self.port(report)["gids"] if gid["taken"]], ["set by VERBATIM_GID_INDEX"])
 
+    def test_dangerous_and_misunderstood_variables_are_warnings(self):
+        for settings, line in (
+            ({"MLX5_SINGLE_THREADED": "1"}, "MLX5_SINGLE_THREADED=1 removes the locks of libmlx5"),
+            ({"NCCL_IB_DISABLE": "1"}, "NCCL_IB_DISABLE=1 disables NCCL's own InfiniBand transport only"),
+            ({"VERBATIM_STATS": "/nowhere/stats"}, "writing /nowhere/stats (VERBATIM_STATS) would fail now: No such file or directory"),
+        ):
+            report = self.info(**settings)
+            self.assertTrue(report["init"]["succeeds"])
+            self.assertEqual(len(report["init"]["warnings"]), 1, report["init"])
+            self.assertTrue(report["init"]["warnings"][0].startswith(line), report["init"])
+        report = self.info(NCCL_GIN_IB_TC="106")
+        self.assertEqual(report["unused_variables"], [{"name": "NCCL_GIN_IB_TC"}])
+
+    def test_limits_of_gpus_and_control_group_are_shown(self):
+        with tempfile.TemporaryDirectory() as root:
+            report = self.info("--host-files", root)
+            self.assertIsNone(report["limits"]["gpu_bar1_bytes"])
+            self.assertIsNone(report["devices"][0]["limits"]["rdma_control_group"])
+            files = {
+                "proc/self/cgroup": "0::/job\n",
+                "sys/fs/cgroup/job/rdma.max": "other hca_handle=1\nsoftverbs0 hca_handle=2 hca_object=max\n",
+                "sys/bus/pci/drivers/nvidia/0000:01:00.0/resource": "0x1000 0x1fff 0x40200\n0x100000000 0x10fffffff 0x14220c\n",
+                "sys/bus/pci/drivers/nvidia/0000:02:00.0/resource": "0x0 0x0 0x0\n0x200000000 0x3ffffffff 0x14220c\n",
+            }
+            for name, text in files.items():
+                path = os.path.join(root, name)
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "w") as file:
+                    file.write(text)
+            report = self.info("--host-files", root)
+            self.assertEqual(report["limits"]["gpu_bar1_bytes"], 256 << 20)
+            self.assertEqual(report["devices"][0]["limits"]["rdma_control_group"], "hca_handle=2 hca_object=max")
+            text = run([TOOL, "--host-files", root], {}).stdout
+            self.assertIn(f"smallest BAR1 of the GPUs, bytes: {256 << 20}\n", text)
+            self.assertIn("hca_handle=2 hca_object=max", text)
+
     def test_configuration_file_of_nccl_counts(self):
         with tempfile.NamedTemporaryFile("w", suffix=".conf") as file:
             file.write("# of this cluster\nNCCL_IB_TIMEOUT=17\nNCCL_IB_SL=1\nNCCL_IB_HCA=mlx5\n")

@@ -24,8 +24,8 @@ constexpr const char* kDescription =
 constexpr unsigned kMaxRanks = 1U << 20;
 constexpr unsigned kMaxChannels = 1024;
 
-ExitStatus report(const std::optional<JobSize>& job, bool as_json) {
-  const nlohmann::ordered_json report = make_report(job);
+ExitStatus report(const std::optional<JobSize>& job, const std::string& root, bool as_json) {
+  const nlohmann::ordered_json report = make_report(job, root);
   // Names of files and values of settings can be bytes that are not UTF-8.
   const std::string text =
       as_json ? report.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n" : to_text(report);
@@ -41,6 +41,7 @@ int main(int argc, char** argv) {
   bool as_json = false;
   bool tests_pairs = false;
   bool list_variables = false;
+  std::string root;
   CLI::App app(kDescription, "verbatim-info");
   app.add_flag("--json", as_json, "print one JSON object instead of text");
   CLI::Option* const ranks = app.add_option("--ranks", size.ranks,
@@ -53,6 +54,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(1U, kMaxChannels))
       ->capture_default_str()
       ->type_name("C");
+  app.add_option("--host-files", root)->group("");  // for tests
   app.add_flag("--variables", list_variables, "print the table of all settings (Markdown) and exit");
   CLI::Option* const pairs_flag =
       app.add_flag(
@@ -83,5 +85,5 @@ int main(int argc, char** argv) {
     });
   }
   return verbatim::cli::run_or_report(
-      [&] { return report(ranks->count() != 0 ? std::optional(size) : std::nullopt, as_json); });
+      [&] { return report(ranks->count() != 0 ? std::optional(size) : std::nullopt, root, as_json); });
 }

@@ -147,7 +147,7 @@ class PairRank final : public ranks::Rank {
     char name[256] = "";
     ::gethostname(name, sizeof name - 1);
     host.name = std::string(name) + "[" + std::to_string(options_.job.rank) + "]";
-    const Json described = make_report(std::nullopt);
+    const Json described = make_report(std::nullopt, "");
     netapi::Opened opened = netapi::open_plugin(options_.plugin);
     if (!opened.plugin) throw ranks::Failure(opened.error);
     plugin_ = std::move(opened.plugin);

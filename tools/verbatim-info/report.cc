@@ -22,6 +22,7 @@
 #include "base/version.h"
 #include "net/context/context.h"
 #include "net/context/forecast.h"
+#include "net/context/stats.h"
 #include "verbatim-info/nccl.h"
 #include "verbs/device_inventory.h"
 #include "verbs/gid.h"
@@ -64,6 +65,7 @@ InitResult try_init() {
   InitResult result;
   Result<Config> config = Config::from_environment();
   if (!config) return result;
+  warn_of_stats_path(expand_path(config->stats_file, read_host_name()));
   config->stats_file.clear();
   config->state_socket.clear();
   config->state_directory = kNoStateDirectory;
@@ -180,7 +182,7 @@ Json port_json(const DeviceSurvey& survey, const Device& device, std::uint8_t po
   return json;
 }
 
-Json device_json(const DeviceSurvey& survey, const Device& device, const Config& config) {
+Json device_json(const DeviceSurvey& survey, const Device& device, const Config& config, const std::string& root) {
   const ibv_device_attr& attributes = device.attributes();
   const unsigned memory = ptr_support(device, survey.peer_memory);
   const std::optional<std::string> pci = sysfs_pci_path(device.sysfs_path());
@@ -190,6 +192,7 @@ Json device_json(const DeviceSurvey& survey, const Device& device, const Config&
     gpu["reason"] = why_no_gpu_memory(device);
     gpu["next"] = "load nvidia_peermem, if this host has NVIDIA GPUs";
   }
+  const std::string group = rdma_control_group_limit(root, device.name());
   Json ports = Json::array();
   for (unsigned port_num = 1; port_num <= attributes.phys_port_cnt; ++port_num) {
     ports.push_back(port_json(survey, device, static_cast<std::uint8_t>(port_num), config));
@@ -207,13 +210,16 @@ Json device_json(const DeviceSurvey& survey, const Device& device, const Config&
             {"cqs", attributes.max_cq},
             {"cq_entries", attributes.max_cqe},
             {"memory_regions", attributes.max_mr},
-            {"memory_region_bytes", attributes.max_mr_size}}},
+            {"memory_region_bytes", attributes.max_mr_size},
+            {"rdma_control_group", group.empty() ? Json(nullptr) : Json(group)}}},
           {"ports", std::move(ports)}};
 }
 
-Json devices_json(const DeviceSurvey& survey, const Config& config) {
+Json devices_json(const DeviceSurvey& survey, const Config& config, const std::string& root) {
   Json devices = Json::array();
-  for (const std::unique_ptr<Device>& device : survey.devices) devices.push_back(device_json(survey, *device, config));
+  for (const std::unique_ptr<Device>& device : survey.devices) {
+    devices.push_back(device_json(survey, *device, config, root));
+  }
   for (const SkippedPort& skipped : survey.skipped) {
     if (skipped.port_num != 0) continue;
     devices.push_back({{"name", skipped.device},
@@ -257,7 +263,7 @@ Json settings_json(const std::vector<Setting>& settings, const std::map<std::str
 Json unused_json() {
   const UnusedVariables found = find_unused_variables(environ);
   Json all = Json::array();
-  for (const std::string& name : found.nccl_ib) all.push_back({{"name", name}});
+  for (const std::string& name : found.of_nccl) all.push_back({{"name", name}});
   for (const UnusedVariables::Unknown& variable : found.unknown) {
     all.push_back({{"name", variable.name}, {"nearest", variable.nearest}});
   }
@@ -309,7 +315,7 @@ Json forecast_json(const JobSize& job, const Config& config, const InitResult& i
 
 }  // namespace
 
-Json make_report(const std::optional<JobSize>& job) {
+Json make_report(const std::optional<JobSize>& job, const std::string& root) {
   set_log_sink(keep_warning);
   const std::map<std::string, std::string> file_of = read_configuration_files();
   const InitResult init = try_init();
@@ -323,15 +329,16 @@ Json make_report(const std::optional<JobSize>& job) {
   std::size_t device_qps = SIZE_MAX;
   if (verbs) {
     const Result<DeviceSurvey> survey =
-        DeviceSurvey::make(**verbs, mlx5 ? &*mlx5 : nullptr, config, "", DeviceSurvey::Unused::kKeep);
+        DeviceSurvey::make(**verbs, mlx5 ? &*mlx5 : nullptr, config, root, DeviceSurvey::Unused::kKeep);
     if (survey) {
-      devices = devices_json(*survey, config);
+      devices = devices_json(*survey, config, root);
       for (const Port& port : survey->ports) {
         device_qps = std::min(device_qps, static_cast<std::size_t>(std::max(port.device->attributes().max_qp, 0)));
       }
     }
   }
   const auto address = [](auto* function) { return reinterpret_cast<const void*>(function); };
+  const std::optional<std::uint64_t> bar1 = smallest_gpu_bar1(root);
   const std::lock_guard<std::mutex> lock(g_warnings_mutex);
   Json report = {{"schema", kSchema},
                  {"version", kRelease},
@@ -345,7 +352,8 @@ Json make_report(const std::optional<JobSize>& job) {
                   {{"locked_memory_bytes", limit_json(RLIMIT_MEMLOCK, RLIM_INFINITY,
                                                       "'ulimit -l unlimited', or the same for "
                                                       "the service that starts the job")},
-                   {"descriptors", limit_json(RLIMIT_NOFILE, kEnoughDescriptors, "for large jobs 'ulimit -n 65536'")}}},
+                   {"descriptors", limit_json(RLIMIT_NOFILE, kEnoughDescriptors, "for large jobs 'ulimit -n 65536'")},
+                   {"gpu_bar1_bytes", bar1 ? Json(*bar1) : Json(nullptr)}}},
                  {"devices", std::move(devices)},
                  {"settings", settings_json(settings, file_of)},
                  {"unused_variables", unused_json()},

@@ -3,6 +3,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
+#include <string>
 
 namespace verbatim::info {
 
@@ -14,7 +15,7 @@ struct JobSize {
 };
 
 // Opens the plugin's devices twice: by the plugin's own init, which decides "init", and to describe them. Replaces the
-// log sink.
-nlohmann::ordered_json make_report(const std::optional<JobSize>& job);
+// log sink. `root` is put before /sys and /proc for what is read there of GPUs and control groups.
+nlohmann::ordered_json make_report(const std::optional<JobSize>& job, const std::string& root);
 
 }  // namespace verbatim::info

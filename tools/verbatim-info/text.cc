@@ -54,6 +54,9 @@ std::string head(const Json& report) {
   };
   limit("locked memory, bytes", "locked_memory_bytes");
   limit("open descriptors", "descriptors");
+  if (const Json& bar1 = report["limits"]["gpu_bar1_bytes"]; !bar1.is_null()) {
+    text += "smallest BAR1 of the GPUs, bytes: " + show(bar1) + "\n";
+  }
   return text;
 }
 
@@ -96,6 +99,9 @@ std::string device_text(const Json& device) {
   text += "  limits: " + show(limits["qps"]) + " QPs of " + show(limits["qp_work_requests"]) + " work requests, " +
           show(limits["cqs"]) + " CQs of " + show(limits["cq_entries"]) + " entries, " +
           show(limits["memory_regions"]) + " memory regions of " + show(limits["memory_region_bytes"]) + " bytes\n";
+  if (const Json& group = limits["rdma_control_group"]; !group.is_null()) {
+    text += "  limits of the rdma control group: " + show(group) + "\n";
+  }
   for (const Json& port : device["ports"]) text += port_text(port);
   return text;
 }

@@ -4,7 +4,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <climits>
 #include <cstring>
 #include <fstream>
 #include <iterator>
@@ -64,11 +63,6 @@ EndedStats* g_stats VERBATIM_GUARDED_BY(g_mutex) = nullptr;
 const char* intern(const std::string& name) VERBATIM_REQUIRES(g_mutex) {
   if (g_interned_names == nullptr) g_interned_names = new std::set<std::string>;
   return g_interned_names->insert(name).first->c_str();
-}
-
-std::string read_host_name() {
-  char name[HOST_NAME_MAX + 1] = {};
-  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown host";
 }
 
 // Equal for all processes of one boot of one host, different everywhere else.
@@ -194,6 +188,7 @@ Result<Context*> open_context(Config config, int traffic_class, const Profiler& 
   const MutexLock lock(g_mutex);
   if (g_process == nullptr) {
     log_unused_variables(environ);
+    warn_of_stats_path(expand_path(config.stats_file, read_host_name()));
     Result<std::unique_ptr<ProcessState>> process = open_process(config);
     if (!process) return process.error();
     opened = std::move(*process);

@@ -6,10 +6,13 @@
 
 #include <cerrno>
 #include <cinttypes>
+#include <climits>
 #include <cstdio>
+#include <cstring>
 
 #include "base/clock.h"
 #include "base/json.h"
+#include "base/log.h"
 #include "base/unique_fd.h"
 
 namespace verbatim {
@@ -99,6 +102,11 @@ std::string stats_json(const std::string& host, std::uint64_t process_id, std::s
   return out + "\n]}\n";
 }
 
+std::string read_host_name() {
+  char name[HOST_NAME_MAX + 1] = {};
+  return ::gethostname(name, sizeof name - 1) == 0 ? name : "unknown host";
+}
+
 std::string expand_path(const std::string& path, const std::string& host) {
   std::string out;
   for (std::size_t i = 0; i < path.size(); ++i) {
@@ -115,6 +123,16 @@ Status write_stats(const std::string& path, const std::string& json) {
   const Status written = write_and_rename(unfinished, path, json);
   if (!written) ::unlink(unfinished.c_str());
   return written;
+}
+
+void warn_of_stats_path(const std::string& path) {
+  const std::string directory = path.find('/') != std::string::npos ? path.substr(0, path.rfind('/') + 1) : ".";
+  struct stat status = {};
+  const bool is_directory = ::lstat(path.c_str(), &status) == 0 && S_ISDIR(status.st_mode);
+  if (path.empty() || (!is_directory && ::access(directory.c_str(), W_OK | X_OK) == 0)) return;
+  VERBATIM_WARN(
+      "writing %s (VERBATIM_STATS) would fail now: %s. Next: name a file in a directory that this process can write",
+      path.c_str(), std::strerror(is_directory ? EISDIR : errno));
 }
 
 }  // namespace verbatim

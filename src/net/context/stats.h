@@ -20,8 +20,13 @@ namespace verbatim {
 std::string stats_json(const std::string& host, std::uint64_t process_id, std::span<const ConnectionStats> connections,
                        std::span<const RmaStats> rma = {});
 
+std::string read_host_name();
+
 // `path` with %p replaced by the process's ID and %h by the host's name.
 std::string expand_path(const std::string& path, const std::string& host);
+
+// Warns of a path that cannot be written, so that the user learns it before the job has run. Empty: no file is written.
+void warn_of_stats_path(const std::string& path);
 
 // Replaces the file atomically: a reader sees either the old file or the complete new one.
 Status write_stats(const std::string& path, const std::string& json);

@@ -243,6 +243,36 @@ TEST(UnusedVariables, VariablesOfNcclsTransport_GiveOneLine) {
             std::pair(Lines{"set, but not used by Verbatim: NCCL_IB_MERGE_VFS, NCCL_IB_OOO_RQ"}, Lines{}));
 }
 
+// NCCL's core reads NCCL_GIN_ENABLE and NCCL_GIN_TYPE, also with this plugin.
+TEST(UnusedVariables, RmaVariablesOfNcclsTransport_AreNamedToo) {
+  EXPECT_EQ(unused_in({"NCCL_GIN_ENABLE=1", "NCCL_GIN_TYPE=2", "NCCL_GIN_IB_TC=106", "NCCL_GIN_GDAKI_QP_DEPTH=64",
+                       "NCCL_GIN_ERROR_QUERY_SEC=3"}),
+            std::pair(Lines{"set, but not used by Verbatim: NCCL_GIN_IB_TC, NCCL_GIN_GDAKI_QP_DEPTH, "
+                            "NCCL_GIN_ERROR_QUERY_SEC"},
+                      Lines{}));
+}
+
+TEST(UnusedVariables, DisabledInfiniBand_IsWarnedAbout) {
+  EXPECT_EQ(unused_in({"NCCL_IB_DISABLE=1"}),
+            std::pair(Lines{}, Lines{"NCCL_IB_DISABLE=1 disables NCCL's own InfiniBand transport only: Verbatim uses "
+                                     "RDMA. Next: unset it, or set NCCL_NET=Socket for a job without RDMA"}));
+  for (const char* const set : {"NCCL_IB_DISABLE=2", "NCCL_IB_DISABLE=-1", "NCCL_IB_DISABLE=0x10"}) {
+    const Lines warnings = unused_in({set}).second;
+    ASSERT_EQ(warnings.size(), 1U) << set;
+    EXPECT_TRUE(warnings[0].starts_with(std::string(set) + " disables NCCL's own InfiniBand transport only")) << set;
+  }
+  for (const char* const unset : {"NCCL_IB_DISABLE=0", "NCCL_IB_DISABLE=", "NCCL_IB_DISABLE=no"}) {
+    EXPECT_EQ(unused_in({unset}), std::pair(Lines{}, Lines{})) << unset;
+  }
+}
+
+TEST(UnusedVariables, SingleThreadedMlx5_IsWarnedAbout) {
+  EXPECT_EQ(unused_in({"MLX5_SINGLE_THREADED=1"}),
+            std::pair(Lines{}, Lines{"MLX5_SINGLE_THREADED=1 removes the locks of libmlx5, but several threads of NCCL "
+                                     "and of Verbatim use each device: data can be wrong. Next: unset it"}));
+  EXPECT_EQ(unused_in({"MLX5_SINGLE_THREADED=0"}), std::pair(Lines{}, Lines{}));
+}
+
 TEST(UnusedVariables, MisspelledName_IsWarnedAboutWithNearestName) {
   EXPECT_EQ(unused_in({"VERBATIM_HCAS=mlx5", "VERBATIM_HCA=mlx5"}),
             std::pair(Lines{}, Lines{"VERBATIM_HCAS is no setting of Verbatim and has no effect. Next: is VERBATIM_HCA "

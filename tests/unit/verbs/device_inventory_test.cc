@@ -41,6 +41,11 @@ class DeviceInventoryTest : public testing::Test {
     directory.string().copy(device.device.ibdev_path, sizeof device.device.ibdev_path - 1);
   }
 
+  std::ptrdiff_t count_infos(const std::string& line) const {
+    const auto infos = log_.infos();
+    return std::count(infos.begin(), infos.end(), line);
+  }
+
   void load_peer_memory() const { std::filesystem::create_directories(root_ / "sys/module/nvidia_peermem"); }
 
   const ScratchDirectory scratch_;
@@ -228,6 +233,69 @@ TEST_F(DeviceInventoryTest, OneDeviceOpenFails_IsWarning) {
   ASSERT_TRUE(try_open());
   EXPECT_EQ(log_.only_warning(),
             "not used: mlx5_1: ibv_open_device failed: Permission denied (/dev/infiniband/uverbs1)");
+}
+
+// EAGAIN is the error for an object beyond the limit of the control group, and of mlx5 for one beyond its own.
+TEST_F(DeviceInventoryTest, ControlGroupIsFull_IsTheReason) {
+  fake_.add_device("mlx5_0").add_roce_port();
+  for (const char* verb : {"open_device", "alloc_pd"}) {
+    fake_.failures = {{verb, EAGAIN}};
+    const Result<DeviceSurvey> survey =
+        DeviceSurvey::make(fake_.table, nullptr, config_, root_.string(), DeviceSurvey::Unused::kKeep);
+    ASSERT_TRUE(survey);
+    ASSERT_EQ(survey->skipped.size(), 1U);
+    EXPECT_EQ(survey->skipped[0].reason, std::string("ibv_") + verb + " failed: Resource temporarily unavailable");
+    EXPECT_EQ(
+        next_step(survey->skipped[0], config_),
+        "compare hca_handle and hca_object of mlx5_0 in the file rdma.max of the control group with 'rdma resource "
+        "show': the limit is reached, or the device has nothing left");
+  }
+}
+
+TEST_F(DeviceInventoryTest, ControlGroupWithLimits_IsNamed) {
+  for (const char* name : {"mlx5_0", "mlx5_1"}) fake_.add_device(name).add_roce_port();
+  const auto write = [&](const char* file, const char* text) {
+    const std::filesystem::path path = root_ / file;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << text;
+  };
+  write("proc/self/cgroup", "0::/job/step\n");
+  write("sys/fs/cgroup/job/step/rdma.max",
+        "mlx5_0 hca_handle=max hca_object=max\nmlx5_1 hca_handle=max hca_object=max\n");
+  write("sys/fs/cgroup/job/rdma.max", "mlx5_0 hca_handle=max hca_object=max\nmlx5_1 hca_handle=2 hca_object=max\n");
+  open();
+  EXPECT_EQ(count_infos("the rdma control group limits mlx5_0 to hca_handle=max hca_object=max"), 0);
+  EXPECT_EQ(count_infos("the rdma control group limits mlx5_1 to hca_handle=2 hca_object=max"), 1);
+}
+
+// 256 MiB, as many GPUs without a large BAR1 have.
+TEST_F(DeviceInventoryTest, SmallBar1_IsNamed) {
+  FakeDevice& device = fake_.add_device("mlx5_0");
+  device.add_roce_port();
+  device.dmabuf_errno = 0;
+  const auto add_gpu = [&](const char* name, const std::string& regions) {
+    const std::filesystem::path directory = root_ / "sys/bus/pci/drivers/nvidia" / name;
+    std::filesystem::create_directories(directory);
+    std::ofstream(directory / "resource") << regions;
+  };
+  const std::string bar0 = "0x00000000fa000000 0x00000000faffffff 0x0000000000040200\n";
+  const std::string small = "0x00000000e0000000 0x00000000efffffff 0x000000000014220c\n";
+  const std::string large = "0x0000380000000000 0x0000381fffffffff 0x000000000014220c\n";
+  const std::string none = "0x0000000000000000 0x0000000000000000 0x0000000000000000\n";
+  add_gpu("0000:3b:00.0", bar0 + large + none + small);         // 32-bit BAR0
+  add_gpu("0000:3c:00.0", bar0 + none + large + none + small);  // 64-bit BAR0
+  add_gpu("0000:3d:00.0", none + none + none);
+  add_gpu("module", bar0 + small);
+  const std::string line =
+      "a GPU of this host has a BAR1 of 256 MiB: NICs reach at most so much of its memory at a time. Next: if "
+      "registrations of GPU "
+      "memory fail, enable a large BAR1 in the firmware of the host (Resizable BAR)";
+  open();
+  EXPECT_EQ(count_infos(line), 0);
+  // The regions of virtual functions come behind the ROM.
+  add_gpu("0000:3e:00.0", bar0 + small + none + none + none + none + none + large);
+  open();
+  EXPECT_EQ(count_infos(line), 1);
 }
 
 TEST_F(DeviceInventoryTest, NoDevice_IsError) {

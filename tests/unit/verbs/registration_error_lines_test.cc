@@ -125,6 +125,34 @@ TEST_F(RegistrationErrorLine, WithinLockedMemoryLimit_SaysLimitIsNotTheCause) {
       "is 64 KiB (hard #), # KiB are locked, 0 registrations exist");
 }
 
+// Drivers do not count a dma-buf as locked memory. They do count peer memory.
+TEST_F(RegistrationErrorLine, NoMemoryForGpuMemory_NamesBar1) {
+  const std::string rest =
+      "Next: look with 'nvidia-smi -q -d MEMORY' whether the GPU's BAR1, through which NICs reach its memory, is full, "
+      "and register less GPU memory then. RLIMIT_MEMLOCK is 64 KiB (hard #), # KiB are locked, 0 registrations exist";
+  EXPECT_EQ(line_without_memory(range(MemoryType::kDmaBuf, 64 * kLinePage)),
+            "mlx5_0: ibv_reg_dmabuf_mr of 262144 bytes of a dma-buf at 0x7f0000000000 failed: Cannot allocate memory. "
+            "RLIMIT_MEMLOCK is not the cause. " +
+                rest);
+  EXPECT_EQ(line_without_memory(range(MemoryType::kCuda)),
+            "mlx5_0: ibv_reg_mr of 4096 bytes of GPU memory at 0x7f0000000000 failed: Cannot allocate memory. "
+            "RLIMIT_MEMLOCK is not the cause. " +
+                rest);
+  EXPECT_NE(line_without_memory(range(MemoryType::kCuda, 64 * kLinePage)).find("RLIMIT_MEMLOCK is exceeded"),
+            std::string::npos);
+}
+
+TEST_F(RegistrationErrorLine, ControlGroupIsFull_NamesItsFile) {
+  for (const MemoryType type : {MemoryType::kHost, MemoryType::kCuda, MemoryType::kDmaBuf}) {
+    const std::string logged = line(EAGAIN, range(type));
+    EXPECT_TRUE(
+        logged.ends_with("failed: Resource temporarily unavailable. The limit of the rdma control group is "
+                         "reached, or the device has nothing left. Next: compare hca_object of mlx5_0 in the "
+                         "group's file rdma.max with 'rdma resource show'"))
+        << logged;
+  }
+}
+
 TEST_F(RegistrationErrorLine, BeyondMaxMr_NamesMaxMr) {
   device_.attributes.max_mr = 2;
   const Result<MrRef> first = cache_->acquire(range(MemoryType::kHost));
