@@ -1,7 +1,7 @@
 // Fuzzes the data path against a corrupted peer: both ends of a connection are in this process, over softverbs. The
-// input chooses what is sent and received, and what the peer writes into memory that it may access: CTS entries, sizes,
-// arrival words, immediates. The comms must work or fail. They must not report impossible sizes, and no work request
-// may access local memory outside its buffers.
+// input chooses what is sent and received, what the peer writes into memory that it may access: CTS entries, sizes,
+// arrival words, immediates; what it says of lanes; and which QPs fail. The comms must work or fail. They must not
+// report impossible sizes, and no work request may access local memory outside its buffers.
 #include <arpa/inet.h>
 
 #include <algorithm>
@@ -9,6 +9,7 @@
 #include <chrono>
 #include <memory>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/log.h"
@@ -16,6 +17,7 @@
 #include "net/context/context.h"
 #include "net/transfer/recv_comm.h"
 #include "net/transfer/send_comm.h"
+#include "verbs/qp.h"
 #include "wire/completion.h"
 #include "wire/cts.h"
 
@@ -40,7 +42,8 @@ struct Range {
 };
 std::vector<Range> g_local_ranges;
 Range g_record;
-std::uint32_t g_record_key = 0;
+// By device: what a QP of this context writes into the record with.
+std::vector<std::pair<const ibv_context*, std::uint32_t>> g_record_keys;
 decltype(ibv_context_ops::post_send) g_post_send = nullptr;
 
 int check_and_post(ibv_qp* qp, ibv_send_wr* first, ibv_send_wr** bad) {
@@ -55,7 +58,8 @@ int check_and_post(ibv_qp* qp, ibv_send_wr* first, ibv_send_wr** bad) {
     if (request->opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
       require(g_record.contains(request->wr.atomic.remote_addr, sizeof(std::uint64_t)),
               "an atomic addresses an arrival word");
-    } else if (request->wr.rdma.rkey == g_record_key) {
+    } else if (std::ranges::find(g_record_keys, std::pair<const ibv_context*, std::uint32_t>(
+                                                    qp->context, request->wr.rdma.rkey)) != g_record_keys.end()) {
       std::uint64_t bytes = 0;
       for (int i = 0; i < request->num_sge; ++i) bytes += request->sg_list[i].length;
       require(g_record.contains(request->wr.rdma.remote_addr, bytes),
@@ -79,15 +83,15 @@ struct PendingRequest {
 
 class Connection {
  public:
-  explicit Connection(Context& context) : context_(context) {
+  Connection(Context& context, std::size_t device) : context_(context) {
     std::array<std::uint8_t, wire::kHandleBytes> handle{};
-    Result<ListenComm*> listen = context.listen(0, handle);
+    Result<ListenComm*> listen = context.listen(device, handle);
     require(!!listen, "listen succeeds");
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
     while (send_ == nullptr || recv_ == nullptr) {
       require(std::chrono::steady_clock::now() < end, "both ends connect within 60 s");
       if (send_ == nullptr) {
-        Result<SendComm*> comm = context.connect(0, handle, -1);
+        Result<SendComm*> comm = context.connect(device, handle, -1);
         require(!!comm, "connect succeeds");
         send_ = *comm;
       }
@@ -107,13 +111,16 @@ class Connection {
     const std::size_t record_bytes =
         wire::completion_record_bytes((receiver.capabilities & wire::kAtomicCompletion) != 0);
     g_record = {receiver.control_address, record_bytes};
-    g_record_key = receiver.devices[0].control_rkey;
     constexpr std::size_t kShadowBytes = (wire::kRingEntries + 2) * sizeof(std::uint64_t);
     g_local_ranges = {{reinterpret_cast<std::uint64_t>(g_source.data()), g_source.size()},
                       {send_->hello().control_address + ring_bytes, kShadowBytes},
                       {receiver.control_address - ring_bytes, ring_bytes}};
-    ibv_context_ops& operations = send_->endpoint().ports()[0]->device->context()->ops;
-    if (operations.post_send != check_and_post) g_post_send = std::exchange(operations.post_send, check_and_post);
+    g_record_keys.clear();
+    for (std::size_t i = 0; i < receiver.devices.size(); ++i) {
+      ibv_context* const verbs = send_->endpoint().ports()[i]->device->context();
+      g_record_keys.emplace_back(verbs, receiver.devices[i].control_rkey);
+      if (verbs->ops.post_send != check_and_post) g_post_send = std::exchange(verbs->ops.post_send, check_and_post);
+    }
   }
   ~Connection() {
     context_.close(*send_);
@@ -160,8 +167,55 @@ class Connection {
         post_immediate(input.get<std::uint32_t>(), operation >> 3);
         break;
       default:
-        test_all();
+        if ((operation & 8) == 0) {
+          test_all();
+        } else if ((operation & 16) == 0) {
+          receive_notice(input);
+        } else {
+          fail_lane(operation >> 5);
+        }
         break;
+    }
+  }
+
+  // As the device does when the link of one end is down.
+  void fail_lane(unsigned choice) {
+    Comm& comm = (choice & 1) != 0 ? static_cast<Comm&>(*send_) : static_cast<Comm&>(*recv_);
+    const Endpoint& endpoint = comm.endpoint();
+    const EndpointQp& qp = endpoint.qps()[(choice >> 1) % endpoint.qps().size()];
+    require(static_cast<bool>(to_error(qp.qp.get(), *endpoint.ports()[qp.device]->device)), "a QP fails");
+    // Meanwhile the ends agree on what has arrived, and what has not is sent over the other lane.
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(10);
+    while (std::chrono::steady_clock::now() < end) test_all();
+  }
+
+  // A message about a lane, as the peer of either end could send it.
+  void receive_notice(fuzz::Input& input) {
+    const auto choice = input.get<std::uint8_t>();
+    Comm& comm = (choice & 1) != 0 ? static_cast<Comm&>(*send_) : static_cast<Comm&>(*recv_);
+    const std::uint32_t lane = choice >> 1 & 1;
+    const std::uint32_t round = choice >> 2 & 3;
+    switch (choice >> 4 & 3) {
+      case 0:
+        comm.receive_lane_down({lane, round});
+        return;
+      case 1: {
+        wire::LaneReport report{.lane = lane, .round = round, .members = input.get<std::uint32_t>()};
+        report.next_arrival = input.get<std::uint32_t>();
+        report.all_drained = choice >> 7 & 1;
+        report.qps = input.get<std::uint8_t>() % (wire::kMaxLaneQps + 1);
+        for (std::uint32_t i = 0; i < report.qps; ++i) report.arrived[i] = input.get<std::uint16_t>();
+        comm.receive_lane_report(report);
+        return;
+      }
+      default: {
+        wire::LaneAddress address{.lane = lane, .round = round};
+        address.qps = input.get<std::uint8_t>() % (wire::kMaxLaneQps + 1);
+        for (std::uint32_t i = 0; i < address.qps; ++i) address.qp_numbers[i] = input.get<std::uint16_t>();
+        comm.receive_lane_address((choice & 64) != 0 ? wire::MessageType::kLaneOffer : wire::MessageType::kLaneAnswer,
+                                  address);
+        return;
+      }
     }
   }
 
@@ -226,7 +280,7 @@ class Connection {
     work.opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
     work.imm_data = htonl(bits);
     work.wr.rdma.remote_addr = g_record.begin;
-    work.wr.rdma.rkey = g_record_key;
+    work.wr.rdma.rkey = g_record_keys.front().second;
     ibv_send_wr* bad = nullptr;
     if ((recv_->hello().capabilities & wire::kAtomicCompletion) != 0) return;  // no receive is posted for it
     ibv_post_send(send_->endpoint().qps()[0].qp.get(), &work, &bad);
@@ -272,10 +326,17 @@ class Connection {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   static Context* const contexts[] = {open_with("imm"), open_with("atomic")};
+  static const std::size_t both = [] {
+    const int members[] = {0, 1};
+    const Result<std::size_t> merged = merge_devices(members, 2, 2);
+    require(!!merged, "devices can be merged");
+    return *merged;
+  }();
   set_log_sink([](LogLevel, const char*, int, const char* text) {
     require(std::strchr(text, '\n') == nullptr, "a warning is one line");
   });
   fuzz::Input input({data, size});
-  Connection(*contexts[input.get<std::uint8_t>() % 2]).run(input);
+  const auto choice = input.get<std::uint8_t>();
+  Connection(*contexts[choice % 2], (choice & 2) != 0 ? both : 0).run(input);
   return 0;
 }

@@ -114,7 +114,7 @@ PeerMessage make_message(fuzz::Input& input, wire::MessageType type, const wire:
   const auto flags = input.get<std::uint8_t>();
   message.sends_ready = (flags & 1) != 0;
   message.keeps_open = (flags & 2) != 0;
-  if ((flags & 4) != 0) type = static_cast<wire::MessageType>(input.get<std::uint8_t>() % 12);
+  if ((flags & 4) != 0) type = static_cast<wire::MessageType>(input.get<std::uint8_t>() % 17);
   wire::Secret sent_secret = secret;
   if ((flags & 8) != 0) sent_secret[input.get<std::uint8_t>() % sent_secret.size()] ^= 1;
   message.bytes = type == wire::MessageType::kReject   ? wire::encode_reject(text(input))
@@ -162,6 +162,15 @@ void test_accept(Context& context, fuzz::Input& input) {
   const Result<wire::Handle> handle = wire::decode_handle(bytes);
   require(!!handle, "the handle can be decoded");
   const PeerMessage message = make_message(input, wire::MessageType::kConnect, handle->secret);
+  // They stay open, without the secret and with or without a byte.
+  std::vector<UniqueFd> strangers(input.get<std::uint8_t>());
+  for (UniqueFd& stranger : strangers) {
+    stranger = tcp_socket();
+    require(::connect(stranger.get(), reinterpret_cast<const sockaddr*>(&handle->address), sizeof(sockaddr_in)) == 0,
+            "a TCP connect to the listener succeeds");
+    const std::span<const std::uint8_t> first = input.take(input.get<std::uint8_t>() % 16);
+    if (!first.empty()) static_cast<void>(::send(stranger.get(), first.data(), first.size(), MSG_NOSIGNAL));
+  }
   std::vector<RecvComm*> accepted;
   bool failed = false;
   const auto accept = [&] {

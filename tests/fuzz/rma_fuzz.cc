@@ -211,6 +211,7 @@ class HostileRank {
     const auto flags = input.get<std::uint8_t>();
     first_ = hello(input, type, other_.secret, rank_);
     change_bytes(input, flags, first_);
+    if ((flags & 32) != 0) strangers_ += input.get<std::uint8_t>();
     piece_ = (flags & 16) != 0 ? 1 + input.get<std::uint8_t>() % 32 : std::size_t{1} << 20;
     script_ = make_script(input, contexts);
   }
@@ -237,13 +238,17 @@ class HostileRank {
     return first_.size() >= wire::kHeaderBytes + other_.secret.size() &&
            std::equal(other_.secret.begin(), other_.secret.end(), first_.begin() + wire::kHeaderBytes);
   }
-  // Rank 0 connects to rank 1. A first message that is not that of a rank is followed by a correct one, on another
-  // connection.
+  // Rank 0 connects to rank 1. A first message that is not that of a rank comes over one or more connections. A correct
+  // one follows, over another connection.
   void connect() {
-    if (first_ != correct_) {
-      const UniqueFd stranger = connected();
-      send(stranger, first_);
-      wait_for_news(stranger, kRestMs);
+    std::vector<UniqueFd> strangers(first_ != correct_ ? strangers_ : 0);  // they stay open
+    if (!strangers.empty()) {
+      for (UniqueFd& stranger : strangers) {
+        stranger = connected();
+        send(stranger, first_);
+      }
+      wait_for_news(strangers.back(), kRestMs);
+      if (shows_secret()) strangers.clear();  // one of them may be taken for the rank
     }
     const UniqueFd socket = connected();
     send(socket, correct_);
@@ -290,6 +295,7 @@ class HostileRank {
   Bytes correct_;
   Bytes first_;
   std::size_t piece_ = 0;
+  std::size_t strangers_ = 1;
   Script script_;
   std::atomic<bool> over_{false};
   std::thread thread_;

@@ -76,6 +76,19 @@ void decode_notices(std::span<const std::uint8_t> body) {
     require(wire::decode_resume(again.bytes().subspan(wire::kHeaderBytes)) == connection,
             "a decoded identity can be encoded and decoded again");
   }
+  static_cast<void>(wire::decode_lane_down(body));
+  if (const auto report = wire::decode_lane_fenced(body)) {
+    require(report->qps <= wire::kMaxLaneQps, "a report has at most the QPs of a lane");
+    const wire::Notice again = wire::Notice::lane_fenced(*report);
+    const auto decoded = wire::decode_lane_fenced(again.bytes().subspan(wire::kHeaderBytes));
+    require(decoded && decoded->qps == report->qps, "a decoded report can be encoded and decoded again");
+  }
+  if (const auto address = wire::decode_lane_address(body)) {
+    require(address->qps <= wire::kMaxLaneQps, "an address has at most the QPs of a lane");
+    const wire::Notice again = wire::Notice::lane_address(wire::MessageType::kLaneOffer, *address);
+    const auto decoded = wire::decode_lane_address(again.bytes().subspan(wire::kHeaderBytes));
+    require(decoded && decoded->qps == address->qps, "a decoded address can be encoded and decoded again");
+  }
 }
 
 // Receives messages that arrive in pieces, as a socket may deliver them.
@@ -109,7 +122,7 @@ void receive_messages(std::span<const std::uint8_t> bodies) {
   fuzz::Input input(bodies);
   std::vector<std::uint8_t> stream;
   while (!input.rest().empty()) {
-    const auto type = static_cast<wire::MessageType>(input.get<std::uint8_t>() % 12);
+    const auto type = static_cast<wire::MessageType>(input.get<std::uint8_t>() % 17);
     const std::span<const std::uint8_t> body = input.take(input.get<std::uint8_t>());
     std::array<std::uint8_t, wire::kHeaderBytes> header{};
     wire::put_header(header, type, static_cast<std::uint32_t>(body.size()));
