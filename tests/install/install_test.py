@@ -95,7 +95,8 @@ class Installed(unittest.TestCase):
 
     def test_LicenceAndManuals_AreInDatadir(self):
         files = self.below(f"{DATA}/doc/verbatim")
-        for name in ("LICENSE", "CHANGELOG.md", "plugin/README.md", "plugin/STATE.md", "tools/verbatim-perf/README.md"):
+        documents = ("CHANGELOG.md", "SECURITY.md", "plugin/README.md", "plugin/STATE.md", "tools/verbatim-perf/README.md")
+        for name in ("LICENSE", *documents):
             self.assertIn(name, files)
         for part in ("examples", "plugin", "src", "tests", "tools"):
             own = {f"{part}/{path.relative_to(SOURCE / part)}" for path in (SOURCE / part).rglob("README.md")}
