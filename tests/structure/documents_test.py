@@ -3,7 +3,9 @@
 
 Links between the Markdown files lead somewhere: to a file or folder of the tree, or to a heading of a Markdown file. Addresses of
 other hosts are not checked. README.md is one page. No shell command adds an empty element to LD_LIBRARY_PATH when that was not
-set, because the loader takes it for the current directory. Before that each check is tried on a tree with such mistakes.
+set, because the loader takes it for the current directory. The manual says of NCCL's variables that they differ where
+src/base/config.cc reads them, and that they have no effect where it does not. Before that each check is tried on a tree with
+such mistakes.
 """
 
 import os
@@ -19,6 +21,9 @@ FENCE = re.compile(r"^```.*?^```", re.M | re.S)
 # $LD_LIBRARY_PATH beside a colon, but not inside of ${LD_LIBRARY_PATH:+...}.
 VARIABLE = r"\$(?:LD_LIBRARY_PATH\b|\{LD_LIBRARY_PATH\})"
 EMPTY_ELEMENT = re.compile(rf"(?<!\+):{VARIABLE}|(?<!\+){VARIABLE}:")
+# Rows of src/base/config.cc: a variable of Verbatim, and that of NCCL which applies in its place.
+ALIAS = re.compile(r'"VERBATIM_\w+",\s*"(NCCL_\w+)"')
+NCCL_VARIABLE = re.compile(r"`(NCCL_\w+\*?)`")
 HEADING = re.compile(r"^#+ +(.*?) *$", re.M)
 
 
@@ -66,6 +71,49 @@ def empty_elements(root):
                 yield f"{path.relative_to(root)}:{number}: an empty element when LD_LIBRARY_PATH is not set: {line.strip()}"
 
 
+def first_column(text, table):
+    rows = text.partition(f"<!-- {table}:begin -->")[2].partition(f"<!-- {table}:end -->")[0]
+    return NCCL_VARIABLE.findall("\n".join(row.split("|")[1] for row in rows.splitlines() if row.startswith("|")))
+
+
+def wrong_variables(root):
+    sources = root / "src/base/config.cc"
+    if not sources.exists():  # the installed documents
+        return
+    used = set(ALIAS.findall(sources.read_text()))
+    manual = (root / "plugin/README.md").read_text()
+    different = first_column(manual, "nccl-different")
+    ignored = first_column(manual, "nccl-ignored")
+    if not used or not different or not ignored:
+        yield "plugin/README.md: the tables of NCCL's variables, or those in src/base/config.cc, are not found"
+    for name in different:
+        if name not in used:
+            yield f"plugin/README.md: {name} is said to differ, but src/base/config.cc does not read it"
+    for name in ignored:
+        if any(one == name or (name.endswith("*") and one.startswith(name[:-1])) for one in used):
+            yield f"plugin/README.md: {name} is said to have no effect, but src/base/config.cc reads it"
+
+
+def check_finds_wrong_variables():
+    with tempfile.TemporaryDirectory() as directory:
+        root = pathlib.Path(directory)
+        assert list(wrong_variables(root)) == []
+        (root / "src/base").mkdir(parents=True)
+        (root / "plugin").mkdir()
+        (root / "src/base/config.cc").write_text('{"VERBATIM_A",\n "NCCL_IB_A", x}, number_row("VERBATIM_B", "NCCL_IB_B_C")')
+
+        def found(different, ignored):
+            tables = {"nccl-different": different, "nccl-ignored": ignored}
+            lines = [f"<!-- {name}:begin -->\n| x |\n| {row} | `NCCL_IB_D` |\n<!-- {name}:end -->\n" for name, row in tables.items()]
+            (root / "plugin/README.md").write_text("".join(lines))
+            return list(wrong_variables(root))
+
+        assert found("`NCCL_IB_A`", "`NCCL_IB_E`, `NCCL_IB_F_*`") == []
+        assert len(found("`NCCL_IB_E`, `NCCL_IB_A`", "`NCCL_IB_F`")) == 1
+        assert len(found("`NCCL_IB_A`", "`NCCL_IB_A`, `NCCL_IB_B_*`")) == 2
+        assert len(found("", "`NCCL_IB_E`")) == 1
+
+
 def check_finds_empty_elements():
     name = "LD_LIBRARY_PATH"
     with tempfile.TemporaryDirectory() as directory:
@@ -93,8 +141,9 @@ def check_finds_wrong_links():
 def main():
     check_finds_wrong_links()
     check_finds_empty_elements()
+    check_finds_wrong_variables()
     root = pathlib.Path(sys.argv[1]).resolve()
-    found = [*wrong_links(root), *long_readme(root), *empty_elements(root)]
+    found = [*wrong_links(root), *long_readme(root), *empty_elements(root), *wrong_variables(root)]
     print("\n".join(found))
     return 1 if found else 0
 
