@@ -14,7 +14,7 @@ import tempfile
 
 FULL = sys.argv[2:] == ["full"]
 SOURCE = sys.argv[1]
-COMPILERS = ("g++", "g++-12", "g++-13", "clang++", "clang++-14", "clang++-18")
+COMPILERS = ("g++", "g++-12", "g++-13", "clang++", "clang++-14", "clang++-16", "clang++-18")
 # Meson's name, and whether the tools are built too. The first is what `meson setup build` takes.
 TYPES = (([], False), (["--buildtype=release"], True), *(([f"--buildtype={name}"], False) for name in ("debug", "minsize", "plain")))
 
