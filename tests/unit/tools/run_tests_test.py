@@ -2,6 +2,7 @@
 """tools/run_tests and tools/count_cases on a project of its own, with a test that fails in each way.
 
 usage: run_tests_test.py SOURCE_ROOT MESON"""
+import json
 import os
 import subprocess
 import sys
@@ -60,6 +61,79 @@ TESTS = {
     "structure": ("structure", 1),
     "abi": ("abi", 1),
 }
+
+
+UNITTEST = """
+import time, unittest
+class Names(unittest.TestCase):
+    def test_equal(self):
+        self.assertEqual(1, 2, "the names differ")
+    def test_error(self):
+        {}["x"]
+    def test_parts(self):
+        for part in range(2):
+            with self.subTest(part=part):
+                self.assertEqual(part, 0)
+    def test_skipped(self):
+        self.skipTest("no reason")
+    def test_works(self):
+        pass
+unittest.main()
+"""
+
+
+class Reports(unittest.TestCase):
+    """What tools/count_cases says of one test whose output is given."""
+
+    def count(self, result="FAIL", status=1, stdout="", stderr="", name="names"):
+        with tempfile.TemporaryDirectory() as directory:
+            os.mkdir(f"{directory}/meson-logs")
+            log = f"{directory}/meson-logs/testlog.json"
+            entry = {"name": f"verbatim:tools / {name}", "result": result, "returncode": status, "duration": 1.0}
+            with open(log, "w", encoding="utf-8") as file:
+                json.dump(entry | {"stdout": stdout, "stderr": stderr}, file)
+            command = [f"{SOURCES}/tools/count_cases", "--totals", f"{directory}/totals", "--failures", f"{directory}/failures", log]
+            shown = subprocess.run(command, check=False, capture_output=True, text=True, cwd=directory).stdout
+            with open(f"{directory}/totals", encoding="ascii") as file:
+                totals = tuple(int(word) for word in file.read().split())
+            with open(f"{directory}/failures", encoding="utf-8") as file:
+                return totals, file.read().splitlines(), shown
+
+    def test_unittest_cases_are_counted_and_named(self):
+        with tempfile.TemporaryDirectory() as directory:
+            with open(f"{directory}/names_test.py", "w", encoding="utf-8") as file:
+                file.write(UNITTEST)
+            run = subprocess.run([sys.executable, f"{directory}/names_test.py"], check=False, capture_output=True, text=True)
+        totals, failures, shown = self.count(stdout=run.stdout, stderr=run.stderr)
+        self.assertEqual(totals, (1, 3, 1))
+        self.assertEqual(len(failures), 3, failures)
+        self.assertRegex(failures[0], r"^names: test_error \(.*\)  KeyError: 'x'$")
+        self.assertRegex(failures[1], r"^names: test_equal \(.*\)  AssertionError: 1 != 2 : the names differ$")
+        self.assertRegex(failures[2], r"^names: test_parts \(.*\) \(part=1\)  AssertionError: 1 != 0$")
+        self.assertIn("    again: meson test -C . --no-rebuild names\n", shown)
+
+    def test_unittest_program_ends_later_has_failed(self):
+        self.assertEqual(self.count(stderr="Ran 2 tests in 0.1s\n\nOK\n")[0], (1, 1, 0))
+        self.assertEqual(self.count(stderr="Ran 0 tests in 0.1s\n\nOK\n", result="OK", status=0)[0], (0, 1, 0))
+        self.assertEqual(self.count(stderr="Ran 2 tests in 0.1s\n\nOK\n", result="OK", status=0)[0], (2, 0, 0))
+
+    def test_report_of_a_sanitizer_is_named(self):
+        report = "WARNING: ThreadSanitizer: data race (pid=7)\n  Write of size 4\n"
+        self.assertEqual(self.count(stderr=report, status=66)[1], ["names: FAIL, exit status 66  " + report.splitlines()[0]])
+        begun = "[==========] Running 2 tests from 1 test suite.\n[ RUN      ] Suite.Case\n"
+        report = "a.cc:3:1: runtime error: load of misaligned address"
+        self.assertEqual(self.count(stdout=begun, stderr=report)[1], ["names: Suite.Case: did not end  " + report])
+
+    def test_limit_of_time_names_what_was_last(self):
+        failures = self.count("TIMEOUT", -15, stdout="starts\n", stderr="waits for the second rank\n\n")[1]
+        self.assertEqual(failures, ["names: TIMEOUT, exit status -15, last output: waits for the second rank"])
+
+    def test_command_repeats_the_failed_cases(self):
+        output = (
+            "[==========] Running 3 tests from 1 test suite.\n[ RUN      ] A.Fails/0\n[  FAILED  ] A.Fails/0, where GetParam() = 7 (3 ms)\n"
+            "[ RUN      ] A.Works\n[       OK ] A.Works (1 ms)\n[ RUN      ] A.Hangs\n"
+        )
+        self.assertIn("    again: meson test -C . --no-rebuild names --test-args=--gtest_filter=A.Fails/0:A.Hangs\n", self.count(stdout=output)[2])
 
 
 class RunTests(unittest.TestCase):
