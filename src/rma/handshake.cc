@@ -19,8 +19,6 @@ namespace {
 constexpr std::uint64_t kFirstPauseNs = 20 * kNanosecondsPerMillisecond;
 constexpr std::uint64_t kMaxPauseNs = kNanosecondsPerSecond;
 constexpr std::uint64_t kMaxWaitMs = 1000;
-// A hello that is sent later than this after the beginning of the TCP connect can be too late for the other rank.
-constexpr std::uint64_t kMaxHelloDelayNs = 10 * kNanosecondsPerMillisecond;
 
 std::string rank_name(const wire::RmaHello& hello) {
   return "rank " + std::to_string(hello.rank) + " on " + hello.host + " (pid " + std::to_string(hello.pid) + ")";

@@ -58,7 +58,7 @@ class Handshake {
     bool accepted = false;
     std::uint64_t begun_ns = 0;  // when the TCP connect began, or when it was accepted
     bool is_late = false;        // its hello was sent long after that
-    bool ready = true;           // its socket has news, or its time has come
+    bool ready = true;           // its socket can be read or written, or its time has come
     std::uint32_t rank = 0;      // of an accepted connection: known with its hello
     UniqueFd socket = {};
     OutgoingMessage outgoing = {};

@@ -163,13 +163,13 @@ void test_accept(Context& context, fuzz::Input& input) {
   require(!!handle, "the handle can be decoded");
   const PeerMessage message = make_message(input, wire::MessageType::kConnect, handle->secret);
   // They stay open, without the secret and with or without a byte.
-  std::vector<UniqueFd> strangers(input.get<std::uint8_t>());
-  for (UniqueFd& stranger : strangers) {
-    stranger = tcp_socket();
-    require(::connect(stranger.get(), reinterpret_cast<const sockaddr*>(&handle->address), sizeof(sockaddr_in)) == 0,
+  std::vector<UniqueFd> unknown(input.get<std::uint8_t>());
+  for (UniqueFd& socket : unknown) {
+    socket = tcp_socket();
+    require(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&handle->address), sizeof(sockaddr_in)) == 0,
             "a TCP connect to the listener succeeds");
     const std::span<const std::uint8_t> first = input.take(input.get<std::uint8_t>() % 16);
-    if (!first.empty()) static_cast<void>(::send(stranger.get(), first.data(), first.size(), MSG_NOSIGNAL));
+    if (!first.empty()) static_cast<void>(::send(socket.get(), first.data(), first.size(), MSG_NOSIGNAL));
   }
   std::vector<RecvComm*> accepted;
   bool failed = false;

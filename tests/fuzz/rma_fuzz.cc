@@ -211,7 +211,7 @@ class HostileRank {
     const auto flags = input.get<std::uint8_t>();
     first_ = hello(input, type, other_.secret, rank_);
     change_bytes(input, flags, first_);
-    if ((flags & 32) != 0) strangers_ += input.get<std::uint8_t>();
+    if ((flags & 32) != 0) unknown_count_ += input.get<std::uint8_t>();
     piece_ = (flags & 16) != 0 ? 1 + input.get<std::uint8_t>() % 32 : std::size_t{1} << 20;
     script_ = make_script(input, contexts);
   }
@@ -221,7 +221,7 @@ class HostileRank {
   // Whether its handshake can succeed: rank 0 connects again as a correct rank.
   bool has_secret() const { return rank_ == 0 || shows_secret(); }
 
-  // Whether the other end must connect: a stranger, who has not its secret, came before a correct rank.
+  // Whether the other end must connect: a connection without its secret came before that of a correct rank.
   bool must_connect() const { return rank_ == 0 && script_.connects && !shows_secret(); }
 
   void begin() {
@@ -241,14 +241,14 @@ class HostileRank {
   // Rank 0 connects to rank 1. A first message that is not that of a rank comes over one or more connections. A correct
   // one follows, over another connection.
   void connect() {
-    std::vector<UniqueFd> strangers(first_ != correct_ ? strangers_ : 0);  // they stay open
-    if (!strangers.empty()) {
-      for (UniqueFd& stranger : strangers) {
-        stranger = connected();
-        send(stranger, first_);
+    std::vector<UniqueFd> unknown(first_ != correct_ ? unknown_count_ : 0);  // they stay open
+    if (!unknown.empty()) {
+      for (UniqueFd& one : unknown) {
+        one = connected();
+        send(one, first_);
       }
-      wait_for_news(strangers.back(), kRestMs);
-      if (shows_secret()) strangers.clear();  // one of them may be taken for the rank
+      wait_for_news(unknown.back(), kRestMs);
+      if (shows_secret()) unknown.clear();  // one of them may be taken for the rank
     }
     const UniqueFd socket = connected();
     send(socket, correct_);
@@ -295,7 +295,7 @@ class HostileRank {
   Bytes correct_;
   Bytes first_;
   std::size_t piece_ = 0;
-  std::size_t strangers_ = 1;
+  std::size_t unknown_count_ = 1;
   Script script_;
   std::atomic<bool> over_{false};
   std::thread thread_;
@@ -357,7 +357,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const Result<rma::CollComm*> comm =
       instance->connect(**listen, static_cast<void* const*>(handles), kRanks, static_cast<int>(rank));
   require(!comm || hostile.has_secret(), "a rank without the secret does not connect");
-  require(!!comm || !hostile.must_connect(), "a stranger does not keep a correct rank out");
+  require(!!comm || !hostile.must_connect(), "a connection without the secret does not keep a correct rank out");
   if (comm) {
     const Result<rma::ContextSet*> set = (*comm)->create_contexts({.contexts = static_cast<int>(contexts)});
     if (set) put_all(**comm, **set, hostile, 1 - rank);

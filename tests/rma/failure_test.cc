@@ -9,7 +9,6 @@
 #include <string>
 #include <thread>
 
-#include "netapi/log.h"
 #include "ranks.h"
 
 namespace rma_test {
@@ -21,15 +20,6 @@ constexpr std::chrono::seconds kLimit{15};
 
 class RmaFailure : public ::testing::TestWithParam<int> {
  protected:
-  // Keeps the warnings of this rank's process for the test.
-  void keep_warnings(const Rank& rank) {
-    char* const text = ranks_.text(rank.number());
-    netapi::set_log_callback([text](const netapi::LogLine& line) {
-      if (line.level != nccl::DebugLogLevel::kWarn) return;
-      std::strncat(text, line.text.c_str(), Ranks::kTextBytes - std::strlen(text) - 2);
-      std::strcat(text, "\n");
-    });
-  }
   // Each rank writes its name and kills itself, or not; the others return.
   static bool has_error_soon(Rank& rank) {
     const Clock::time_point end = Clock::now() + kLimit;
@@ -47,7 +37,7 @@ INSTANTIATE_TEST_SUITE_P(Rma, RmaFailure, ::testing::Values(13, 14),
 
 TEST_P(RmaFailure, KilledRank_FailsPutsTestsAndLastErrorOfAllOthers) {
   const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
-    keep_warnings(rank);
+    rank.keep_warnings();
     rank.connect();
     rank.create({.contexts = 2});
     Words words(512);
@@ -88,7 +78,7 @@ TEST_P(RmaFailure, KilledRank_FailsPutsTestsAndLastErrorOfAllOthers) {
 // Rank 1 deregisters memory into which rank 0 puts: the NIC refuses it.
 TEST_P(RmaFailure, RefusedPut_FailsAtAllRanksAndTheLineNamesRankContextAndPath) {
   const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
-    keep_warnings(rank);
+    rank.keep_warnings();
     rank.connect();
     rank.create({.contexts = 2});
     Words words(512);
@@ -119,7 +109,7 @@ TEST_P(RmaFailure, RefusedPut_FailsAtAllRanksAndTheLineNamesRankContextAndPath) 
 TEST_P(RmaFailure, RankThatDiesBeforeItConnects_FailsConnectOfTheOthers) {
   ::setenv("VERBATIM_CONNECT_TIMEOUT_S", "2", 1);
   const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
-    keep_warnings(rank);
+    rank.keep_warnings();
     int devices = 0;
     EXPECT_OK(rank.net().init(1, &rank.instance));
     EXPECT_OK(rank.net().devices(&devices));
@@ -142,7 +132,7 @@ TEST_P(RmaFailure, RegistrationThatOneRankDoesNotMake_FailsAtAllRanks) {
   if (GetParam() != 14) GTEST_SKIP() << "the tables share this call";
   ::setenv("VERBATIM_CONNECT_TIMEOUT_S", "2", 1);
   const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
-    keep_warnings(rank);
+    rank.keep_warnings();
     rank.connect();
     rank.create({});
     Words words(512);
@@ -172,7 +162,7 @@ TEST_P(RmaFailure, RegistrationThatOneRankDoesNotMake_FailsAtAllRanks) {
 // A rank that has closed says so; the others notice only when they put to it.
 TEST_P(RmaFailure, RankThatClosesEarly_FailsPutsToItOnly) {
   const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
-    keep_warnings(rank);
+    rank.keep_warnings();
     rank.connect();
     rank.create({});
     Words words(512);

@@ -20,7 +20,6 @@
 
 #include "base/socket.h"
 #include "base/unique_fd.h"
-#include "netapi/log.h"
 #include "ranks.h"
 #include "wire/handle.h"
 #include "wire/rma.h"
@@ -102,20 +101,10 @@ class RmaListener : public ::testing::Test {
   }
   ~RmaListener() override { ::unsetenv("VERBATIM_CONNECT_TIMEOUT_S"); }
 
-  // Keeps the warnings of this rank's process for the test.
-  void keep_warnings(const Rank& rank) {
-    char* const text = ranks_.text(rank.number());
-    netapi::set_log_callback([text](const netapi::LogLine& line) {
-      if (line.level != nccl::DebugLogLevel::kWarn) return;
-      std::strncat(text, line.text.c_str(), Ranks::kTextBytes - std::strlen(text) - 2);
-      std::strcat(text, "\n");
-    });
-  }
-
   // Both ranks connect, put and close. Before that rank 0 calls `others` with the address of rank 1.
   void run(const std::function<void(const sockaddr_storage&)>& others) {
     const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
-      keep_warnings(rank);
+      rank.keep_warnings();
       rank.start();
       if (rank.number() == 0) others(handle_of(rank, 1).address);
       rank.barrier();
@@ -218,7 +207,7 @@ TEST_F(RmaListener, HelloIsLateAndConnectionIsReset_RankConnectsAgain) {
 // Rank 0 has the secret, and sends messages about lanes of contexts that rank 1 has not made.
 TEST_F(RmaListener, MessagesAboutLanesComeTooEarly_AreRefused) {
   const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
-    keep_warnings(rank);
+    rank.keep_warnings();
     rank.start();
     if (rank.number() == 1) {
       rank.connect();

@@ -10,6 +10,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <map>
 #include <thread>
 
@@ -200,6 +201,15 @@ bool Rank::wait_for(const std::uint64_t& word, std::uint64_t value) {
     std::this_thread::yield();
   }
   return true;
+}
+
+void Rank::keep_warnings() {
+  char* const text = all_.text(number_);
+  netapi::set_log_callback([text](const netapi::LogLine& line) {
+    if (line.level != nccl::DebugLogLevel::kWarn) return;
+    std::strncat(text, line.text.c_str(), Ranks::kTextBytes - std::strlen(text) - 2);
+    std::strcat(text, "\n");
+  });
 }
 
 bool Rank::has_error() {

@@ -59,6 +59,8 @@ class Rank {
   // Polls until the word has the value.
   bool wait_for(const std::uint64_t& word, std::uint64_t value);
   bool has_error();
+  // From now on the warnings of this rank's process go to its text.
+  void keep_warnings();
 
   void* instance = nullptr;
   void* listen = nullptr;

@@ -7,6 +7,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "net/connect/hello_limits.h"
 #include "net/transfer/side_channel.h"
 
 namespace verbatim {
@@ -165,7 +166,6 @@ Result<bool> Connector::repeat_connect(const Error& error) {
 // A hello that was sent within kMaxHelloDelayNs was not late, so the peer closed the connection for another reason and
 // would do so again.
 bool Connector::should_retry(const Error& error) const {
-  constexpr std::uint64_t kMaxHelloDelayNs = 10 * kNanosecondsPerMillisecond;
   const bool peer_closed = error.kind == ErrorKind::kRemote &&
                            (error.sys_errno == 0 || error.sys_errno == ECONNRESET || error.sys_errno == EPIPE);
   const bool no_reply = (state_ == State::kSendHello || state_ == State::kReceiveReply) && !reply_.begun();

@@ -16,5 +16,7 @@ constexpr std::uint64_t kHelloTimeoutNs = kHelloTimeoutS * kNanosecondsPerSecond
 // closed, but not before it has had kMinPendingNs to send the rest of its hello.
 constexpr std::size_t kMaxPending = 128;
 constexpr std::uint64_t kMinPendingNs = 20 * kNanosecondsPerMillisecond;
+// A hello that is sent later than this after the beginning of the TCP connect can be too late for the listener.
+constexpr std::uint64_t kMaxHelloDelayNs = 10 * kNanosecondsPerMillisecond;
 
 }  // namespace verbatim
