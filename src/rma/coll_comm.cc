@@ -357,7 +357,8 @@ bool CollComm::begin_close() {
   }
   for (const CreatedSet& created : sets_) created.set->abort();
   // A rank that has not found out itself reads why this one ends.
-  tell_failure(failures_.has_failed() ? failures_.text() : "its application has closed it with outstanding operations");
+  tell_failure(failures_.has_failed() ? failures_.described()
+                                      : "its application has closed it with outstanding operations");
   return false;
 }
 

@@ -1,6 +1,6 @@
 #include "rma/failures.h"
 
-#include <utility>
+#include <thread>
 
 #include "base/log.h"
 
@@ -15,10 +15,12 @@ bool Failures::begin(ErrorKind kind) noexcept {
 
 void Failures::report(const Failure& failure, Origin origin) {
   VERBATIM_WARN("%s", log_line(failure).c_str());
-  std::string text = peer_text(failure);
+  const std::string text = peer_text(failure);
+  {
+    const MutexLock lock(mutex_);
+    text_ = text;
+  }
   if (origin == Origin::kHere) tell_(text);
-  const MutexLock lock(mutex_);
-  text_ = std::move(text);
 }
 
 std::string Failures::text() const {
@@ -26,8 +28,16 @@ std::string Failures::text() const {
   return text_;
 }
 
+std::string Failures::described() const {
+  std::string known = text();
+  for (; known.empty(); known = text()) std::this_thread::yield();
+  return known;
+}
+
 void Failures::report_without_memory() noexcept {
   VERBATIM_WARN("a communicator of RMA failed, and there is no memory to say how");
+  const MutexLock lock(mutex_);
+  if (text_.empty()) text_ = "out of memory";  // as short as this it needs none
 }
 
 }  // namespace verbatim::rma

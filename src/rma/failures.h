@@ -32,8 +32,10 @@ class Failures {
   // kNone while it has not failed.
   ErrorKind kind() const { return kind_.load(std::memory_order_relaxed); }
 
-  // What failed, for the other ranks; empty while it has not failed, or without memory for it.
+  // What failed, for the other ranks; empty while it has not failed, and while the thread that found it describes it.
   std::string text() const VERBATIM_EXCLUDES(mutex_);
+  // The same after has_failed(), once it is described.
+  std::string described() const VERBATIM_EXCLUDES(mutex_);
 
   void set_lanes() { flags_.fetch_or(kLanes, std::memory_order_release); }
   void set_peer_closed() { flags_.fetch_or(kPeerClosed, std::memory_order_release); }
@@ -52,7 +54,7 @@ class Failures {
  private:
   bool begin(ErrorKind kind) noexcept;
   void report(const Failure& failure, Origin origin) VERBATIM_EXCLUDES(mutex_);
-  static void report_without_memory() noexcept;
+  void report_without_memory() noexcept VERBATIM_EXCLUDES(mutex_);
 
   const std::function<void(const std::string&)> tell_;
   mutable Mutex mutex_;
