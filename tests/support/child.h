@@ -16,7 +16,8 @@ struct ChildResult {
 };
 
 // Runs `body` in a forked child with these variables added to the environment. The return value of `body` is the exit
-// status. An exception that leaves `body` is printed on stderr, and the status is 99.
+// status. Throws std::logic_error where this process has other threads (not with ThreadSanitizer). An exception that
+// leaves `body` is printed on stderr, and the status is 99.
 ChildResult run_in_child(const Variables& variables, const std::function<int()>& body);
 
 // The same for a body with gtest checks: failed checks and exceptions in the child are failures of this test. The child
