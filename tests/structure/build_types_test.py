@@ -18,7 +18,7 @@ COMPILERS = ("g++", "g++-12", "g++-13", "clang++", "clang++-14", "clang++-16", "
 # Meson's name, and whether the tools are built too. The first is what `meson setup build` takes.
 TYPES = (([], False), (["--buildtype=release"], True), *(([f"--buildtype={name}"], False) for name in ("debug", "minsize", "plain")))
 
-JOINED = ("-Dunity=on", "-Dunity_size=100", "-Djoined_product=true")
+JOINED = ("-Dunity=on", "-Dunity_size=100")
 
 
 def run(compiler, command):
