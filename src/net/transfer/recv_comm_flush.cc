@@ -20,11 +20,12 @@ Failure RecvComm::flush_failure(const Error& error, std::size_t port) const {
 }
 
 bool RecvComm::prepare_flushes() {
-  Status prepared = system_error("memory", ENOMEM);
+  Status prepared;
   std::size_t port = 0;
   try {
     prepared = flush_.prepare(*this, endpoint_, settings_.config, control_, flush_target(), port);
-  } catch (...) {  // no memory
+  } catch (...) {  // not set before, because g++ 12 forgets a value that a call which throws would have replaced
+    prepared = system_error("memory", ENOMEM);
   }
   if (!prepared) fail(ErrorKind::kSystem, "iflush", [&] { return flush_failure(prepared.error(), port); });
   return bool{prepared};
