@@ -295,10 +295,13 @@ void rest() {
   }
 }
 
-bool eventually(const std::function<bool()>& poll, Clock::duration limit) {
-  const auto end = Clock::now() + limit;
+bool eventually(const std::function<bool()>& poll, Clock::duration limit, const verbatim::test::SourceLine& line) {
+  verbatim::test::Wait wait(limit);
   while (!poll()) {
-    if (Clock::now() >= end) return false;
+    if (wait.is_over()) {
+      wait.print_report(line);
+      return false;
+    }
     rest();
   }
   return true;

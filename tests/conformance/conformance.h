@@ -18,6 +18,7 @@
 
 #include "memory.h"
 #include "netapi/plugin.h"
+#include "support/wait.h"
 #include "traffic.h"
 
 namespace conformance {
@@ -171,8 +172,9 @@ class Conformance : public ::testing::TestWithParam<int> {
 // Called when there was no progress: yields the processor, or sleeps (--pause).
 void rest();
 
-// Calls `poll` until it returns true. False when the time limit has passed.
-bool eventually(const std::function<bool()>& poll, Clock::duration limit = kDeadline);
+// Calls `poll` until it returns true. False when the time limit has passed, and a line on stderr then.
+bool eventually(const std::function<bool()>& poll, Clock::duration limit = kDeadline,
+                const verbatim::test::SourceLine& line = verbatim::test::SourceLine::here());
 
 std::string version_name(const ::testing::TestParamInfo<int>& info);
 

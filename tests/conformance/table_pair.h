@@ -136,9 +136,12 @@ class TablePair {
  private:
   // Calls `poll` until it returns true; false at the deadline.
   static bool eventually(const std::function<bool()>& poll) {
-    const auto end = Clock::now() + kDeadline;
+    verbatim::test::Wait patience(kDeadline);
     while (!poll()) {
-      if (Clock::now() >= end) return false;
+      if (patience.is_over()) {
+        patience.print_report(verbatim::test::SourceLine::here());
+        return false;
+      }
       std::this_thread::yield();
     }
     return true;

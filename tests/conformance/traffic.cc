@@ -134,11 +134,14 @@ bool Traffic::run_for(Clock::duration time) {
 }
 
 bool Traffic::run(Clock::duration limit) {
-  const auto end = Clock::now() + limit;
+  verbatim::test::Wait wait(limit);
   while (!open_.empty()) {
     if (!step()) return false;
-    if (Clock::now() >= end && !open_.empty()) {
-      ADD_FAILURE() << open_.size() << " operations not done at the deadline, the first: " << describe(*open_.front());
+    if (moved_) {
+      wait.begin_again();
+    } else if (wait.is_over()) {
+      ADD_FAILURE() << open_.size() << " operations are not done, the next one " << wait.report()
+                    << "; the first: " << describe(*open_.front());
       return false;
     }
   }

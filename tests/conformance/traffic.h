@@ -8,13 +8,14 @@
 #include <vector>
 
 #include "netapi/plugin.h"
+#include "support/wait.h"
 
 namespace conformance {
 
 using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
-constexpr auto kDeadline = 20s;  // for events that must happen; far longer than a busy machine needs
+constexpr auto kDeadline = verbatim::test::kPatience;  // for events that must happen
 constexpr auto kQuiet = 20ms;    // the time in which an event must not happen
 
 // One send, or one member of a receive.
@@ -47,7 +48,8 @@ class Traffic {
   Operation& send(void* comm, Part part);
   Operation& recv(void* comm, std::vector<Part> parts);
 
-  // Polls until all operations are done. False: a call failed or the deadline passed, which is a GoogleTest failure.
+  // Polls until all operations are done. False: a call failed, or no operation was posted or done for so long, which is
+  // a GoogleTest failure.
   bool run(Clock::duration limit = kDeadline);
   // Polls for this time. Operations may be left open.
   bool run_for(Clock::duration time);

@@ -285,21 +285,23 @@ int post_srq_recv(ibv_srq* srq, std::vector<ibv_sge> sges, std::uint64_t wr_id) 
 
 std::vector<ibv_wc> poll(ibv_cq* cq, std::size_t count, Milliseconds timeout) {
   std::vector<ibv_wc> found;
-  const auto deadline = Clock::now() + timeout;
+  Wait wait(timeout);
   while (found.size() < count) {
     ibv_wc wc;
     std::memset(&wc, 0xA5, sizeof(wc));  // makes a field visible that the device should write and does not
     const int polled = ibv_poll_cq(cq, 1, &wc);
     if (polled == 1) {
       found.push_back(wc);
+      wait.begin_again();
       continue;
     }
     if (polled < 0) {
       ADD_FAILURE() << "ibv_poll_cq: " << polled;
       break;
     }
-    if (Clock::now() > deadline) {
-      ADD_FAILURE() << "only " << found.size() << " of " << count << " completions in " << timeout.count() << " ms";
+    if (wait.is_over()) {
+      ADD_FAILURE() << "only " << found.size() << " of " << count << " completions came, the next one "
+                    << wait.report();
       break;
     }
     sched_yield();

@@ -14,6 +14,7 @@
 
 #include "support/verbs_data.h"
 #include "support/verbs_library.h"
+#include "support/wait.h"
 
 namespace verbatim::test {
 
@@ -184,7 +185,7 @@ int post_atomic(ibv_qp* qp, ibv_wr_opcode opcode, ibv_sge result, const SendOpti
 int post_recv(ibv_qp* qp, std::vector<ibv_sge> sges, std::uint64_t wr_id = 0);
 int post_srq_recv(ibv_srq* srq, std::vector<ibv_sge> sges, std::uint64_t wr_id = 0);
 
-constexpr Milliseconds kCompletionTimeout = 5s;  // long enough for any expected completion, also on a busy machine
+constexpr Milliseconds kCompletionTimeout = kPatience;  // of every completion that is expected
 
 // Polls for `count` completions. When they do not arrive in time: a test failure, and fewer completions.
 std::vector<ibv_wc> poll(ibv_cq* cq, std::size_t count, Milliseconds timeout = kCompletionTimeout);

@@ -341,7 +341,7 @@ void Peer::send(const Request& request) {
 
 Peer::Reply Peer::await_reply() {
   Reply reply{};
-  if (!readable(socket_.get(), 2 * kCompletionTimeout) ||
+  if (!readable(socket_.get(), kCompletionTimeout + 10s) ||
       recv(socket_.get(), &reply, sizeof(reply), 0) != sizeof(reply)) {
     throw std::runtime_error("the peer process does not reply");
   }

@@ -16,6 +16,7 @@
 #include "net/context/context.h"
 #include "net/transfer/recv_comm.h"
 #include "net/transfer/send_comm.h"
+#include "support/wait.h"
 
 namespace verbatim {
 
@@ -29,7 +30,7 @@ struct RecvBuffer {
 
 class ConnectedComms {
  public:
-  static constexpr auto kPatience = std::chrono::seconds(20);
+  static constexpr auto kPatience = test::kPatience;
 
   // Environment variables must be set before.
   explicit ConnectedComms(int traffic_class = -1) {
@@ -65,30 +66,35 @@ class ConnectedComms {
 
   // Asks again and again whether `condition` holds: that it did in time.
   template <typename Condition>
-  static bool eventually(Condition condition) {
+  static bool eventually(Condition condition, const test::SourceLine& line = test::SourceLine::here()) {
     constexpr int kPollsWithoutPause = 1000;
-    const auto end = std::chrono::steady_clock::now() + kPatience;
-    bool holds = condition();
-    for (int polls = 1; !holds && !::testing::Test::HasFatalFailure() && std::chrono::steady_clock::now() < end;
-         ++polls) {
+    test::Wait patience(kPatience);
+    for (int polls = 1; !condition(); ++polls) {
+      if (::testing::Test::HasFatalFailure()) return false;
+      if (patience.is_over()) {
+        patience.print_report(line);
+        return false;
+      }
       if (polls > kPollsWithoutPause) std::this_thread::sleep_for(std::chrono::microseconds(100));
-      holds = condition();
     }
-    return holds;
+    return true;
   }
 
   // Repeats `call` until `comm` has failed: that it did in time.
   template <typename Call>
-  static bool fails(const Comm& comm, Call call) {
-    return eventually([&] {
-      if (comm.error() == nullptr) call();
-      return comm.error() != nullptr;
-    });
+  static bool fails(const Comm& comm, Call call, const test::SourceLine& line = test::SourceLine::here()) {
+    return eventually(
+        [&] {
+          if (comm.error() == nullptr) call();
+          return comm.error() != nullptr;
+        },
+        line);
   }
   // The same by its progress alone.
   template <typename C>
-  static bool fails(C& comm) {
-    return fails(comm, [&] { comm.progress(); });
+  static bool fails(C& comm, const test::SourceLine& line = test::SourceLine::here()) {
+    return fails(
+        comm, [&] { comm.progress(); }, line);
   }
 
   void connect(std::size_t from = 0, std::size_t to = 0, int traffic_class = -1) {
@@ -159,28 +165,30 @@ class ConnectedComms {
 
   // Repeats `post` until it yields a request.
   template <typename Post>
-  Request* posted(Post post) {
+  Request* posted(Post post, const test::SourceLine& line = test::SourceLine::here()) {
     Request* request = nullptr;
     const auto post_or_progress = [&] {
       request = post();
       if (request == nullptr) progress();
       return request != nullptr;
     };
-    EXPECT_TRUE(eventually(post_or_progress)) << "nothing was posted in time";
+    EXPECT_TRUE(eventually(post_or_progress, line)) << "nothing was posted in time";
     return request;
   }
 
-  bool wait(Request* request) {
+  bool wait(Request* request, const test::SourceLine& line = test::SourceLine::here()) {
     // An arrival word is looked at by the test of its own request alone.
     const auto done = [&] {
       return request->kind == RequestKind::kRecvAtomic ? test(request) : request->state == RequestState::kDone;
     };
     bool is_done = false;
-    eventually([&] {
-      is_done = done();
-      if (!is_done) progress();
-      return is_done || failed();
-    });
+    eventually(
+        [&] {
+          is_done = done();
+          if (!is_done) progress();
+          return is_done || failed();
+        },
+        line);
     return is_done;
   }
 

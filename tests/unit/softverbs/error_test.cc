@@ -15,8 +15,6 @@ namespace {
 // delays.
 constexpr Timers kTwoAttempts{.timeout = 12, .retry_count = 1};
 
-constexpr Milliseconds kRetryDeadline = 3s;
-
 class RequestFailure : public testing::Test {
  protected:
   using Clock = std::chrono::steady_clock;
@@ -283,7 +281,6 @@ TEST_F(ReceiverNotReady, Retries_WaitForThePeersRnrTimer) {
   const auto start = Clock::now();
   expect_failure(a, IBV_WC_RNR_RETRY_EXC_ERR, IBV_WR_SEND, {source.sge(0, 16)}, {});
   EXPECT_GE(Clock::now() - start, 20ms);
-  EXPECT_LE(Clock::now() - start, kRetryDeadline);
 }
 
 TEST_F(ReceiverNotReady, ReceivePostedInTime_Completes) {
@@ -357,7 +354,6 @@ class NoResponse : public RequestFailure {
     const auto start = Clock::now();
     expect_failure(a, IBV_WC_RETRY_EXC_ERR, IBV_WR_RDMA_WRITE, {source.sge(0, 16)}, at(0, target));
     EXPECT_GE(Clock::now() - start, 33ms);
-    EXPECT_LE(Clock::now() - start, kRetryDeadline);
     EXPECT_EQ(target.buffer.untouched_outside(0, 0), "");
   }
 };

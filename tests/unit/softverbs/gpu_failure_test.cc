@@ -284,7 +284,7 @@ TEST_F(GpuFailures, StoppedPeer_OthersGoOnAndItsCopiesFollow) {
     EXPECT_EQ(poll_one(other.a.send_cq()).status, IBV_WC_SUCCESS);
     EXPECT_EQ(other.target.find_wrong_byte(0, kBlock, 6), std::nullopt);
     pair.peer.resume();
-    EXPECT_EQ(poll_one(pair.a.send_cq(), 2 * kCompletionTimeout).status, IBV_WC_SUCCESS);
+    EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_SUCCESS);
     EXPECT_EQ(pair.peer.find_wrong_byte(0, kBlock, 5), std::nullopt);
   }
 }

