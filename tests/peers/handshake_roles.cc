@@ -68,6 +68,7 @@ int connect_and_signal(netapi::Plugin& net, void* context, const std::string& ro
   Handle handle;
   void* listen_comm = nullptr;
   if (connects) {
+    static_cast<void>(!write(STDOUT_FILENO, "r", 1));  // it is started, and connects when it gets the handle
     if (!read_handle(handle)) return 2;
   } else {
     if (!ok(net.listen(context, 0, handle.bytes, &listen_comm))) return 2;

@@ -18,6 +18,7 @@
 #include "kill_points.h"
 #include "process.h"
 #include "roles.h"
+#include "support/wait.h"
 #include "surviving_peer.h"
 
 namespace conformance {
@@ -26,6 +27,8 @@ namespace {
 using nccl::Result;
 
 constexpr int kStopVersion = 12;
+// All peers must have stopped before the first of them is given up. They are started before the time counts.
+constexpr int kConnectTimeout = verbatim::test::scaled(5);
 constexpr int kStatus = kFailedResult + static_cast<int>(Result::kRemoteError);
 
 // Where a peer is stopped, the result and warning of the surviving process, and the possible warnings of the peer after
@@ -47,7 +50,7 @@ const std::string kBusy =
     ": its application makes no calls for this connection, or its host does not answer. Next: look at WHO first: its "
     "process may be busy or stopped; VERBATIM_CONNECT_TIMEOUT_S waits longer";
 const std::string kKeepaliveFailed =
-    "the peer HOST (pid #) has sent nothing for 1.5 s (VERBATIM_KEEPALIVE_S): its host answers, the process "
+    "the peer HOST (pid #) has sent nothing for 3.0 s (VERBATIM_KEEPALIVE_S): its host answers, the process "
     "is stopped or hangs";
 const std::string kReported = "the peer HOST (pid #) reported: ";
 const std::string kNextPeerLog = ". Next: look at HOST (pid #) first: its log says more. ";
@@ -69,8 +72,8 @@ bool names(const std::string& line, const Process& peer) {
 class StoppedPeers : public SurvivingPeer {
  protected:
   void SetUp() override {
-    setenv("VERBATIM_CONNECT_TIMEOUT_S", "3", 1);
-    setenv("VERBATIM_KEEPALIVE_S", "2", 1);
+    setenv("VERBATIM_CONNECT_TIMEOUT_S", std::to_string(kConnectTimeout).c_str(), 1);
+    setenv("VERBATIM_KEEPALIVE_S", "4", 1);
     SurvivingPeer::SetUp();
     finalize(new_context());  // the verbs library opens some resources once per process
   }
@@ -210,6 +213,10 @@ TEST_P(StoppedPeers, StoppedWhileConnecting_TimeOutAndAreNamed) {
   Process healthy("sends-to-each", kStopVersion);
   std::list<Stopped> peers;
   for (const Stop& stop : stops) peers.emplace_back("connects", stop);
+  for (Stopped& one : peers) {
+    char started = 0;
+    ASSERT_TRUE(one.peer.read(&started, 1));
+  }
   run_role_once([&](void* context) {
     Handle handle;
     void* const listen_comm = listen(context, handle);
