@@ -69,18 +69,18 @@ class Peers : public Conformance {
   }
   // The same with a tag that matches no receive.
   nccl::Result send_until_error() { return error_of_isend(kBytes, kTag + 1); }
-  // Checks that the fastest of five attempts takes less than a second. A busy machine delays some attempts; a wait in
-  // the plugin would delay all. Neither the keepalive nor the transport (34 s) reports the failure before the test's
-  // deadline.
-  void within_a_second(const char* what, const std::function<Clock::duration()>& attempt) {
+  // Checks that the fastest of five attempts takes less than 5 s. A busy machine delays some attempts; a wait in the
+  // plugin would delay all, for the keepalive (300 s) or the transport (34 s).
+  void within_seconds(const char* what, const std::function<Clock::duration()>& attempt) {
     constexpr int kAttempts = 5;
+    constexpr Clock::duration kSoon = 5s;
     Clock::duration best = Clock::duration::max();
-    for (int i = 0; i < kAttempts && best >= 1s && !HasFatalFailure(); ++i) {
+    for (int i = 0; i < kAttempts && best >= kSoon && !HasFatalFailure(); ++i) {
       const Clock::duration took = attempt();
       std::printf("%s: detected after %.3f s\n", what, std::chrono::duration<double>(took).count());
       best = std::min(best, took);
     }
-    EXPECT_LT(best, 1s);
+    EXPECT_LT(best, kSoon);
   }
   // Kills the peer. Returns the time from its death until a call returns the error.
   Clock::duration detect_death(Process& peer) {
@@ -132,7 +132,7 @@ class Peers : public Conformance {
     EXPECT_NE(lines[0].find(text), std::string::npos) << lines[0];
   }
   void detect_death_with_worker(int version) {
-    within_a_second("killed, with a worker", [&] {
+    within_seconds("killed, with a worker", [&] {
       Process peer("idles-with-worker", version);
       connect(peer);
       pid_t worker = 0;
@@ -170,7 +170,7 @@ class Peers : public Conformance {
 ONE_VERSION(Peers, kVersion);
 
 TEST_P(Peers, PeerKilled_NextCallFails) {
-  within_a_second("killed", [&] {
+  within_seconds("killed", [&] {
     Process peer("idles", kVersion);
     connect(peer);
     return HasFailure() ? kDeadline : detect_death(peer);
@@ -184,7 +184,7 @@ TEST_P(Peers, PeerKilledWithForkedChild_NextCallFails) {
 // A reset says nothing about the peer. The side channel is made again, with the same descriptor number, and the end of
 // file on it is the death of the peer.
 TEST_P(Peers, PeerKilledAfterReset_NextCallFails) {
-  within_a_second("killed after a reset", [&] {
+  within_seconds("killed after a reset", [&] {
     Process peer("idles", kVersion);
     connect(peer);
     const int fd = side_channel();
@@ -208,7 +208,7 @@ TEST_P(Peers, PeerKilledBeforeItReads_NicDoesNotAnswer) {
       "is lost: its side channel ended with Connection reset by peer, and its NIC does not answer"));
 }
 
-// With the default settings the transport needs longer than this test waits: the refused listener counts too.
+// With the default settings the transport needs 34 s: the refused listener counts too.
 TEST_P(Peers, PeerKilledBeforeItReads_ListenerRefuses) {
   ASSERT_NO_FATAL_FAILURE(detect_death_before_reading("ended without closing"));
 }
@@ -223,7 +223,7 @@ TEST_P(PeersOfOlderTables, PeerKilledWithForkedChild_NextCallFails) {
 
 // A receive was posted and nothing is outstanding: an isend to the dead peer must not wait for the transport's timeout.
 TEST_P(Peers, PeerKilledWithReceivePosted_SendFails) {
-  within_a_second("killed, with a receive", [&] {
+  within_seconds("killed, with a receive", [&] {
     Process peer("receives", kVersion);
     connect(peer);
     if (HasFailure()) return Clock::duration(kDeadline);
@@ -263,7 +263,7 @@ TEST_P(Peers, PeerStopped_KeepaliveFails) {
 
 // This process fails with a usage error. The peer reports the reason that this process sent.
 TEST_P(Peers, PeerFailed_ReasonIsReported) {
-  within_a_second("failed", [&] {
+  within_seconds("failed", [&] {
     Process peer("receives", kVersion);
     connect(peer);
     if (HasFailure()) return Clock::duration(kDeadline);
@@ -330,7 +330,7 @@ TEST_P(Peers, PeerStopped_IsReportedAsNotAnswering) {
 // The sender's messages are lost, and its transport timeout is long. The receiver queries the sender, and both name the
 // network as the cause.
 TEST_P(Peers, NetworkStalled_IsNamedAtBothEnds) {
-  setenv("VERBATIM_STALL_WARN_S", "1", 1);
+  setenv("VERBATIM_STALL_WARN_S", "4", 1);  // an application that has not tested for 1 s counts as late
   Handle handle;
   void* listen_comm = nullptr;
   ASSERT_OK(net().listen(context(), 0, handle.bytes, &listen_comm));

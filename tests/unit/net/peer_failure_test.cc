@@ -20,10 +20,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Only the notice reports the failure within the patience of the test. The best of several tries counts: a busy machine
-// is slow now and then, a missing notice is slow each time.
+// Only the notice reports the failure so soon. The best of several tries counts: a busy machine is slow now and then, a
+// missing notice is slow each time.
 TEST(PeerFailure, Failure_IsReportedToPeerAtOnce) {
-  constexpr std::chrono::seconds kSoon(1);
+  constexpr std::chrono::seconds kSoon(5);
   constexpr int kTries = 5;
   auto best = Clock::duration::max();
   for (int i = 0; i < kTries && best >= kSoon; ++i) {

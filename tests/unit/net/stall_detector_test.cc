@@ -305,7 +305,7 @@ TEST_F(StallTest, TestNotCalled_NamesThisProcess) {
 
 TEST_F(StallTest, StallBeyondFailTime_FailsBothEnds) {
   ::setenv("VERBATIM_STALL_WARN_S", "0", 1);
-  ::setenv("VERBATIM_STALL_FAIL_S", "1", 1);
+  ::setenv("VERBATIM_STALL_FAIL_S", "4", 1);  // what this thread has not done for 1 s counts as not done
   ConnectedComms link;
   ASSERT_NO_FATAL_FAILURE(link.connect());
   Buffers buffers(link, 8);
