@@ -33,8 +33,12 @@ namespace {
 
 using HandleBytes = std::array<std::uint8_t, wire::kHandleBytes>;
 
+// Most cases end before the timeout of the handshake. Those that wait for it have a short one.
+constexpr const char* kLongTimeout = "60";
+constexpr const char* kShortTimeout = "2";
+
 Lines lines_of(const std::function<void()>& body, const std::string& faults = "seed=1",
-               const std::string& timeout_s = "2") {
+               const std::string& timeout_s = kLongTimeout) {
   test::Variables variables = with_faults(faults);
   variables.emplace_back("VERBATIM_CONNECT_TIMEOUT_S", timeout_s);
   return warnings_of(test::check_in_child(variables, body));
@@ -201,12 +205,14 @@ HandleBytes handle_of_ended_process() {
 }
 
 TEST(HandshakeFailureLine, PeerProcessEnded_IsConnectionRefused) {
-  const Lines warnings = lines_of([] {
-    const HandleBytes handle = handle_of_ended_process();
-    HandshakePair pair;
-    pair.handle = handle;
-    pair.connect_until_failure();
-  });
+  const Lines warnings = lines_of(
+      [] {
+        const HandleBytes handle = handle_of_ended_process();
+        HandshakePair pair;
+        pair.handle = handle;
+        pair.connect_until_failure();
+      },
+      "seed=1", kShortTimeout);
   EXPECT_EQ(warnings,
             Lines{kConnecting + "connect: Connection refused, repeated until the deadline "
                                 "(VERBATIM_CONNECT_TIMEOUT_S): its process has ended or does not listen any more, or a "
@@ -214,7 +220,7 @@ TEST(HandshakeFailureLine, PeerProcessEnded_IsConnectionRefused) {
 }
 
 TEST(HandshakeFailureLine, PeerNeverAccepts_TimesOut) {
-  const Lines warnings = lines_of([] { HandshakePair().connect_until_failure(); });
+  const Lines warnings = lines_of([] { HandshakePair().connect_until_failure(); }, "seed=1", kShortTimeout);
   EXPECT_EQ(warnings,
             Lines{kConnecting + "waiting for the peer's accept: Connection timed out: its application makes no calls "
                                 "for this connection, or its host does not answer. Next: look at 127.0.0.1:# first: "
@@ -222,11 +228,13 @@ TEST(HandshakeFailureLine, PeerNeverAccepts_TimesOut) {
 }
 
 TEST(HandshakeFailureLine, ConnectNotContinued_TimesOut) {
-  const Lines warnings = lines_of([] {
-    HandshakePair pair;
-    for_a_while([&] { ASSERT_TRUE(pair.connect()); });
-    pair.accept_until_failure();
-  });
+  const Lines warnings = lines_of(
+      [] {
+        HandshakePair pair;
+        for_a_while([&] { ASSERT_TRUE(pair.connect()); });
+        pair.accept_until_failure();
+      },
+      "seed=1", "5");  // the connecting end must not be given up meanwhile
   EXPECT_EQ(warnings,
             Lines{kAccepting +
                   "waiting for the peer to finish the handshake: Connection timed out: its application makes no calls "
@@ -334,24 +342,22 @@ class Service {
 };
 
 TEST(TcpConnect, RefusedAtFirst_IsRepeated) {
-  const Lines warnings = lines_of(
-      [] {
-        HandshakePair pair;
-        Service service;
-        pair.handle = service.in_place_of(pair.handle);
-        service.refuse();
-        for_a_while([&] { ASSERT_TRUE(pair.connect()); });
-        service.listen_again();
-        UniqueFd client;
-        EXPECT_TRUE(ConnectedComms::eventually([&] {
-          EXPECT_TRUE(pair.connect());
-          client = service.poll();
-          return client.get() >= 0;
-        }));
-        Service::send(client, wire::encode_reject("no"));
-        pair.connect_until_failure();
-      },
-      "seed=1", "60");
+  const Lines warnings = lines_of([] {
+    HandshakePair pair;
+    Service service;
+    pair.handle = service.in_place_of(pair.handle);
+    service.refuse();
+    for_a_while([&] { ASSERT_TRUE(pair.connect()); });
+    service.listen_again();
+    UniqueFd client;
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
+      EXPECT_TRUE(pair.connect());
+      client = service.poll();
+      return client.get() >= 0;
+    }));
+    Service::send(client, wire::encode_reject("no"));
+    pair.connect_until_failure();
+  });
   EXPECT_EQ(warnings,
             Lines{kConnecting + "the peer refused the connection: no. Next: look at 127.0.0.1:# first: its log "
                                 "says more"});
@@ -359,19 +365,17 @@ TEST(TcpConnect, RefusedAtFirst_IsRepeated) {
 
 // The listener has accepted a connection before: it is closed, and no attempt is repeated for a minute.
 TEST(TcpConnect, RefusedAfterListenerAnswered_FailsAtOnce) {
-  const Lines warnings = lines_of(
-      [] {
-        HandshakePair pair;
-        Service service;
-        pair.handle = service.in_place_of(pair.handle);
-        const UniqueFd filler = service.fill();
-        for_a_while([&] { ASSERT_TRUE(pair.connect()); });
-        service.next();  // the filler: the backlog has a free entry from here on
-        service.next();
-        service.refuse();
-        pair.connect_until_failure();
-      },
-      "seed=1", "60");
+  const Lines warnings = lines_of([] {
+    HandshakePair pair;
+    Service service;
+    pair.handle = service.in_place_of(pair.handle);
+    const UniqueFd filler = service.fill();
+    for_a_while([&] { ASSERT_TRUE(pair.connect()); });
+    service.next();  // the filler: the backlog has a free entry from here on
+    service.next();
+    service.refuse();
+    pair.connect_until_failure();
+  });
   EXPECT_EQ(warnings,
             Lines{kConnecting + "connect: Connection refused: its process has ended or does not listen any more, or a "
                                 "firewall blocks the connection. Next: look at 127.0.0.1:# first: its log says why"});
@@ -379,16 +383,18 @@ TEST(TcpConnect, RefusedAfterListenerAnswered_FailsAtOnce) {
 
 // TCP does not connect to a broadcast address.
 TEST(TcpConnect, NoRoute_NamesRouteAndInterfaces) {
-  const Lines warnings = lines_of([] {
-    HandshakePair pair;
-    Result<wire::Handle> handle = wire::decode_handle(pair.handle);
-    ASSERT_TRUE(handle);
-    auto& address = reinterpret_cast<sockaddr_in&>(handle->address);
-    ASSERT_EQ(::inet_pton(AF_INET, "127.255.255.255", &address.sin_addr), 1);
-    address.sin_port = htons(4711);
-    wire::encode_handle(*handle, pair.handle);
-    pair.connect_until_failure();
-  });
+  const Lines warnings = lines_of(
+      [] {
+        HandshakePair pair;
+        Result<wire::Handle> handle = wire::decode_handle(pair.handle);
+        ASSERT_TRUE(handle);
+        auto& address = reinterpret_cast<sockaddr_in&>(handle->address);
+        ASSERT_EQ(::inet_pton(AF_INET, "127.255.255.255", &address.sin_addr), 1);
+        address.sin_port = htons(4711);
+        wire::encode_handle(*handle, pair.handle);
+        pair.connect_until_failure();
+      },
+      "seed=1", kShortTimeout);
   EXPECT_EQ(warnings,
             Lines{"connecting softverbs0:1 of HOST to the peer at 127.255.255.255:4711 failed: connect: Network is "
                   "unreachable, repeated until the deadline (VERBATIM_CONNECT_TIMEOUT_S): no route leads to this "
@@ -399,15 +405,17 @@ TEST(TcpConnect, NoRoute_NamesRouteAndInterfaces) {
 
 // The listen backlog is full, so the kernel drops the SYN, as a firewall does.
 TEST(TcpConnect, NothingAnswers_SuggestsFirewallAndNamesPort) {
-  const Lines warnings = lines_of([] {
-    HandshakePair pair;
-    const Service service;
-    pair.handle = service.in_place_of(pair.handle);
-    Result<wire::Handle> handle = wire::decode_handle(pair.handle);
-    ASSERT_TRUE(handle);
-    const UniqueFd filler = service.fill();
-    pair.connect_until_failure();
-  });
+  const Lines warnings = lines_of(
+      [] {
+        HandshakePair pair;
+        const Service service;
+        pair.handle = service.in_place_of(pair.handle);
+        Result<wire::Handle> handle = wire::decode_handle(pair.handle);
+        ASSERT_TRUE(handle);
+        const UniqueFd filler = service.fill();
+        pair.connect_until_failure();
+      },
+      "seed=1", kShortTimeout);
   ASSERT_EQ(warnings.size(), 1U);
   const std::string line =
       std::regex_replace(warnings[0], std::regex("port [0-9]+|(127\\.0\\.0\\.1) [0-9]+'"), "$1 PORT");
@@ -538,20 +546,18 @@ TEST(HandshakeFailureLine, OtherRelease_SuggestsSameRelease) {
 // The connection stays in the listen backlog, so that the hello is sent long after the connect, when the peer has
 // closed it.
 TEST(HandshakeFailureLine, HelloAfterPeerTimeout_IsRetried) {
-  const Lines warnings = lines_of(
-      [] {
-        HandshakePair pair;
-        const Service service;
-        pair.handle = service.in_place_of(pair.handle);
-        const UniqueFd filler = service.fill();
-        for_a_while([&] { ASSERT_TRUE(pair.connect()); });
-        service.next();  // the filler: the backlog has a free entry from here on
-        service.next();
-        for_a_while([&] { ASSERT_TRUE(pair.connect()); });
-        Service::send(service.next(), wire::encode_reject("no"));
-        pair.connect_until_failure();
-      },
-      "seed=1", "60");
+  const Lines warnings = lines_of([] {
+    HandshakePair pair;
+    const Service service;
+    pair.handle = service.in_place_of(pair.handle);
+    const UniqueFd filler = service.fill();
+    for_a_while([&] { ASSERT_TRUE(pair.connect()); });
+    service.next();  // the filler: the backlog has a free entry from here on
+    service.next();
+    for_a_while([&] { ASSERT_TRUE(pair.connect()); });
+    Service::send(service.next(), wire::encode_reject("no"));
+    pair.connect_until_failure();
+  });
   EXPECT_EQ(warnings,
             Lines{kConnecting + "the peer refused the connection: no. Next: look at 127.0.0.1:# first: its log "
                                 "says more"});
