@@ -9,12 +9,15 @@ namespace {
 
 class Connect : public Conformance {
  protected:
-  // `call` must not block. The limit is far above the duration of a call on a busy machine.
+  // A call that waits for the peer returns after VERBATIM_CONNECT_TIMEOUT_S (60 s), or never.
+  static constexpr Clock::duration kPrompt = 20s;
+
+  // `call` must not block.
   template <typename Call>
   void expect_prompt(const Call& call) {
     const auto begin = Clock::now();
     EXPECT_OK(call());
-    EXPECT_LT(Clock::now() - begin, 2s);
+    EXPECT_LT(Clock::now() - begin, kPrompt);
   }
 
   void close_listen(void* listen_comm) {
@@ -163,7 +166,7 @@ TEST_P(Connect, ListenClosedDuringConnect_GivesNoComm) {
   while (Clock::now() < quiet_end) {
     const auto begin = Clock::now();
     const nccl::Result result = net().connect(end.context, 0, handle.bytes, &send_comm);
-    EXPECT_LT(Clock::now() - begin, 2s);
+    EXPECT_LT(Clock::now() - begin, kPrompt);
     EXPECT_EQ(send_comm, nullptr);
     if (result != nccl::Result::kSuccess) break;
   }
@@ -206,7 +209,7 @@ TEST_P(Connect, ConnectWithoutListener_GivesNoComm) {
   while (Clock::now() < quiet_end) {
     const auto begin = Clock::now();
     const nccl::Result result = net().connect(end.context, 0, handle.bytes, &send_comm);
-    EXPECT_LT(Clock::now() - begin, 2s);
+    EXPECT_LT(Clock::now() - begin, kPrompt);
     EXPECT_EQ(send_comm, nullptr);
     if (result != nccl::Result::kSuccess) break;
   }
