@@ -32,25 +32,27 @@ class Closing : public Conformance {};
 INSTANTIATE_TEST_SUITE_P(Net, Closing, ::testing::Values(8, 12), version_name);
 
 // The exit status of role "close-at-once": the acknowledgement of a message is lost and its receiver closes.
-int status_with(int version, const char* fault, const char* close_timeout_ms) {
+int status_with(int version, const char* fault, const char* close_timeout_ms, const char* timeout,
+                const char* retries) {
   Process process("close-at-once", version,
                   {{"SOFTVERBS_FAULTS", fault},
                    {"VERBATIM_CLOSE_TIMEOUT_MS", close_timeout_ms},
-                   {"VERBATIM_TIMEOUT", "17"},  // 0.5 s: longer than the receiver needs to close
-                   {"VERBATIM_RETRY_CNT", "2"}});
+                   {"VERBATIM_TIMEOUT", timeout},
+                   {"VERBATIM_RETRY_CNT", retries}});
   const Exit end = process.wait();
   if (end.status != 0) std::cout << end.output;
   return end.status;
 }
 
 TEST_P(Closing, LastAckLost_SenderCompletes) {
-  EXPECT_EQ(status_with(version(), "drop-ack op=write_imm nth=1", "10000"), 0);
-  EXPECT_EQ(status_with(version(), "drop-ack op=write_imm nth=1 times=2", "10000"), 0);
+  EXPECT_EQ(status_with(version(), "drop-ack op=write_imm nth=1", "10000", "17", "2"), 0);
+  EXPECT_EQ(status_with(version(), "drop-ack op=write_imm nth=1 times=2", "10000", "17", "2"), 0);
 }
 
-// Why a closed comm keeps its QPs: if they are destroyed, the receiver cannot acknowledge the retransmission.
+// Why a closed comm keeps its QPs: if they are destroyed, the receiver cannot acknowledge the retransmission. It comes
+// after 2.1 s, which is longer than the receiver needs to close.
 TEST_P(Closing, LastAckLostWithoutDelayedDestroy_SenderFails) {
-  EXPECT_EQ(status_with(version(), "drop-ack op=write_imm nth=1", "0"), kSenderFailed);
+  EXPECT_EQ(status_with(version(), "drop-ack op=write_imm nth=1", "0", "19", "1"), kSenderFailed);
 }
 
 // With a close timeout of ten minutes, no QP is destroyed in these tests because of the timeout.
