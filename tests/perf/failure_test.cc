@@ -60,7 +60,7 @@ TEST(PerfFailure, RankKilled_EndsJob) {
 }
 
 TEST(PerfFailure, RankHangs_TimeoutEndsJob) {
-  PerfProcess running(endless("2"));
+  PerfProcess running(endless("6"));  // from its start, and all ranks must be in the table before
   const pid_t hanging = pid_of(running, 1);
   ASSERT_GT(hanging, 0);
   ASSERT_EQ(0, kill(hanging, SIGSTOP));

@@ -138,17 +138,17 @@ TEST(LaunchedRanks, ContradictingOptions_AreRejected) {
 
 TEST(LaunchedRanks, MissingRank_IsNamedAtTimeout) {
   const auto outcomes =
-      run_all({{{"--timeout", "5"}, {"PMI_SIZE=3", "PMI_RANK=0"}}, {{"--timeout", "5"}, {"PMI_SIZE=3", "PMI_RANK=1"}}});
+      run_all({{{"--timeout", "8"}, {"PMI_SIZE=3", "PMI_RANK=0"}}, {{"--timeout", "8"}, {"PMI_SIZE=3", "PMI_RANK=1"}}});
   EXPECT_EQ(kTimeout, outcomes[0].status);
-  expect_contains(outcomes[0], "not finished after 5 s (--timeout): rank 2 did not connect");
+  expect_contains(outcomes[0], "not finished after 8 s (--timeout): rank 2 did not connect");
   EXPECT_EQ(kTimeout, outcomes[1].status);
   expect_contains(outcomes[1], "rank 1: ");
-  expect_contains(outcomes[1], "not finished after 5 s (--timeout)");
+  expect_contains(outcomes[1], "not finished after 8 s (--timeout)");
 }
 
 TEST(LaunchedRanks, NoRankZero_EndsAtTimeout) {
-  const auto outcomes = run_all({{{"--timeout", "1"}, {"PMI_SIZE=2", "PMI_RANK=1"}},
-                                 {by_hand(local_root(free_port()), 1, 2, {"--timeout", "1"})}});
+  const auto outcomes = run_all({{{"--timeout", "4"}, {"PMI_SIZE=2", "PMI_RANK=1"}},
+                                 {by_hand(local_root(free_port()), 1, 2, {"--timeout", "4"})}});
   EXPECT_EQ(kTimeout, outcomes[0].status);
   expect_contains(outcomes[0], "rank 1: rank 0 does not run on this host");
   expect_contains(outcomes[0], "Next: for ranks on several hosts give all of them --root");
@@ -167,7 +167,7 @@ TEST(RanksByHand, ListenerWithoutAnswer_EndsAtTimeout) {
   ASSERT_EQ(0, ::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), sizeof address));
   ASSERT_EQ(0, ::listen(listener.get(), 8));
   const std::uint64_t begin = monotonic_ns();
-  const Outcome outcome = run_all({{by_hand(local_root(port), 1, 2, {"--timeout", "1"})}}).front();
+  const Outcome outcome = run_all({{by_hand(local_root(port), 1, 2, {"--timeout", "4"})}}).front();
   EXPECT_EQ(kTimeout, outcome.status);
   expect_contains(outcome, "accepts connections, but sends no answer. Next: ");
   EXPECT_LT(monotonic_ns() - begin, 30 * kNanosecondsPerSecond);
@@ -257,8 +257,8 @@ TEST(RanksByHand, RootOfAnotherHost_IsNotListenedAt) {
 
 TEST(RanksByHand, Root_IsTheOnlyAddressListenedAt) {
   const std::uint16_t port = free_port();
-  const auto outcomes = run_all({{by_hand("127.0.0.2:" + std::to_string(port), 0, 2, {"--timeout", "3"})},
-                                 {by_hand(local_root(port), 1, 2, {"--timeout", "1"})}});
+  const auto outcomes = run_all({{by_hand("127.0.0.2:" + std::to_string(port), 0, 2, {"--timeout", "6"})},
+                                 {by_hand(local_root(port), 1, 2, {"--timeout", "4"})}});
   EXPECT_EQ(kTimeout, outcomes[0].status);
   expect_contains(outcomes[0], "rank 1 did not connect");
   EXPECT_EQ(kTimeout, outcomes[1].status);
