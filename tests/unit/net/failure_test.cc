@@ -534,10 +534,10 @@ TEST(FailureReport, PeerClosed_IsNamed) {
   EXPECT_EQ(lines.size(), 1U);
 }
 
-// Shorter than all retries together, which wait eight times 67 ms.
+// Shorter than all retries together, which wait eight times 0.27 s.
 TEST(LinkEvents, LinkFlap_IsSurvivedAndReportedWithDuration) {
   Variables variables = with_faults("link-down device=1 after=5 op=write_imm for=200ms");
-  variables.emplace_back("VERBATIM_TIMEOUT", "14");
+  variables.emplace_back("VERBATIM_TIMEOUT", "16");
   variables.emplace_back("VERBATIM_RETRY_CNT", "7");
   test::check_in_child(variables, [] {
     const LogCapture log;
