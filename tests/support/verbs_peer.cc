@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <utility>
 
 #include "support/crash.h"
 #include "support/cuda/standin_cuda.h"
@@ -150,13 +151,12 @@ class PeerService {
         reply.result = exchange(endpoint, request.number, false);
         break;
       case PeerCommand::kPing: {
-        timespec start{};
-        timespec end{};
-        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &start);
-        reply.result = exchange(endpoint, request.number, true);
-        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &end);
-        const std::int64_t used = (end.tv_sec - start.tv_sec) * 1'000'000'000 + (end.tv_nsec - start.tv_nsec);
-        reply.number = static_cast<std::uint64_t>(used) / request.number;
+        std::uint64_t used = used_ns();
+        for (std::uint64_t i = 0; i < request.number && reply.result == 0; ++i) {
+          reply.result = exchange(endpoint, 1, true);
+          const std::uint64_t before = std::exchange(used, used_ns());
+          if (used - before > request.offset) ++reply.number;
+        }
         break;
       }
       case PeerCommand::kExitWithoutCleanup:
@@ -222,6 +222,13 @@ class PeerService {
         return 1;
     }
     return 0;
+  }
+
+  // The processor time of this process.
+  static std::uint64_t used_ns() {
+    timespec now{};
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return static_cast<std::uint64_t>(now.tv_sec) * 1'000'000'000 + static_cast<std::uint64_t>(now.tv_nsec);
   }
 
   static bool spin_for_one(ibv_cq* cq) {
@@ -443,10 +450,11 @@ void Peer::kill() {
   reap();
 }
 
-std::chrono::nanoseconds Peer::ping(std::uint32_t count) {
-  const Reply reply = request_reply({.command = PeerCommand::kPing, .number = count});
+std::uint64_t Peer::ping(std::uint32_t count, std::chrono::nanoseconds limit) {
+  const Reply reply = request_reply(
+      {.command = PeerCommand::kPing, .offset = static_cast<std::uint64_t>(limit.count()), .number = count});
   EXPECT_EQ(reply.result, 0);
-  return std::chrono::nanoseconds(reply.number);
+  return reply.number;
 }
 
 void Peer::stop() {

@@ -83,11 +83,11 @@ class Peer {
   // an operation fails. It replies to no further request.
   void stream(const SendOptions& remote, std::uint32_t qp = 0);
   // Two peers exchange `count` zero-length WRITEs with immediate on QP 0 in each direction; both poll without sleep or
-  // yield. One peer echoes; `ping` makes the other one start and returns the processor time that its process used per
-  // exchange.
+  // yield. One peer echoes; `ping` makes the other one start and returns in how many exchanges its process used more
+  // processor time than `limit`.
   void start_echo(std::uint32_t count);
   void await_echo();
-  std::chrono::nanoseconds ping(std::uint32_t count);
+  std::uint64_t ping(std::uint32_t count, std::chrono::nanoseconds limit);
 
   void stop();                  // SIGSTOP; returns when the process has stopped
   void resume();                // SIGCONT

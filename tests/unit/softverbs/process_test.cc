@@ -299,8 +299,9 @@ TEST(Processes, ManyPeersAtOnce_TransferCorrectly) {
 }
 
 // Two programs that poll without pause share two cores with the threads of their devices, so an empty poll must yield
-// the processor. The test measures the processor time of one exchange, which other programs on the machine do not
-// change. A poller that does not yield uses its whole time slice of several milliseconds each time.
+// the processor. A poller that does not yield uses its whole time slice of several milliseconds again and again. The
+// test counts the exchanges that used so much processor time: where a host takes the processor away from a virtual
+// machine, that time is charged to a few of them.
 TEST(Processes, BusyPolling_LeavesTimeForTheDevice) {
   Peer first({.cores = 2});
   Peer second({.cores = 2});
@@ -312,7 +313,7 @@ TEST(Processes, BusyPolling_LeavesTimeForTheDevice) {
   }
   constexpr std::uint32_t kExchanges = 200;
   second.start_echo(kExchanges);
-  EXPECT_LT(first.ping(kExchanges), 1ms);
+  EXPECT_LT(first.ping(kExchanges, 1ms), kExchanges / 5);
   second.await_echo();
 }
 
