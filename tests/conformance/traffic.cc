@@ -140,7 +140,7 @@ bool Traffic::run(Clock::duration limit) {
     if (moved_) {
       wait.begin_again();
     } else if (wait.is_over()) {
-      ADD_FAILURE() << open_.size() << " operations are not done, the next one " << wait.report()
+      ADD_FAILURE() << open_.size() << " operations are open, none was posted or done " << wait.report()
                     << "; the first: " << describe(*open_.front());
       return false;
     }

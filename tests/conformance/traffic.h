@@ -16,7 +16,7 @@ using Clock = std::chrono::steady_clock;
 using namespace std::chrono_literals;
 
 constexpr auto kDeadline = verbatim::test::kPatience;  // for events that must happen
-constexpr auto kQuiet = 20ms;    // the time in which an event must not happen
+constexpr auto kQuiet = 20ms;                          // the time in which an event must not happen
 
 // One send, or one member of a receive.
 struct Part {

@@ -19,8 +19,8 @@ constexpr int kFailedResult = 100;
 //
 // Roles of `handshake_ends`: "accepts SIGNAL POINT" and "connects SIGNAL POINT" establish a connection, receive or send
 // one message and close. "connects" writes 'r' before it reads its handle. They send themselves the signal at this kill
-// point, which is a number or a name (kill_points.h). "sends-to-each" reads handles until the end of its input, connects
-// to each and sends it one message.
+// point, which is a number or a name (kill_points.h). "sends-to-each" reads handles until the end of its input,
+// connects to each and sends it one message.
 constexpr std::uint64_t kSeed = 3;  // seed of the contents of these messages
 
 }  // namespace conformance

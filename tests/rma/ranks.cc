@@ -16,13 +16,9 @@
 
 #include "netapi/log.h"
 #include "support/crash.h"
+#include "support/wait.h"
 
 namespace rma_test {
-namespace {
-
-constexpr std::chrono::seconds kWaitLimit{60};
-
-}  // namespace
 
 netapi::RmaPlugin& plugin(int version) {
   static std::map<int, std::unique_ptr<netapi::RmaPlugin>>& opened =
@@ -179,25 +175,28 @@ void* Rank::get(int context, const RmaPart& remote, std::size_t bytes, const Rma
 }
 
 nccl::Result Rank::wait(void* request) {
-  const std::chrono::steady_clock::time_point end = std::chrono::steady_clock::now() + kWaitLimit;
+  verbatim::test::Wait patience(verbatim::test::kPatience);
   int done = 0;
-  while (std::chrono::steady_clock::now() < end) {
+  while (!patience.is_over()) {
     const nccl::Result tested = net().test(coll, request, &done);
     if (tested != nccl::Result::kSuccess || done != 0) return tested;
     std::this_thread::yield();
   }
-  ADD_FAILURE() << "a request of rank " << number_ << " is not done after 60 s";
+  ADD_FAILURE() << "a request of rank " << number_ << " is not done " << patience.report();
   return nccl::Result::kTimeout;
 }
 
 bool Rank::wait_for(const std::uint64_t& word, std::uint64_t value) {
-  const std::chrono::steady_clock::time_point end = std::chrono::steady_clock::now() + kWaitLimit;
+  verbatim::test::Wait patience(verbatim::test::kPatience);
   while (__atomic_load_n(&word, __ATOMIC_ACQUIRE) != value) {
     // The inline engine makes progress in calls only.
     if (contexts != nullptr) {
       EXPECT_OK(net().progress(contexts));
     }
-    if (std::chrono::steady_clock::now() > end) return false;
+    if (patience.is_over()) {
+      ADD_FAILURE() << "a word of rank " << number_ << " is not " << value << " " << patience.report();
+      return false;
+    }
     std::this_thread::yield();
   }
   return true;

@@ -300,7 +300,7 @@ std::vector<ibv_wc> poll(ibv_cq* cq, std::size_t count, Milliseconds timeout) {
       break;
     }
     if (wait.is_over()) {
-      ADD_FAILURE() << "only " << found.size() << " of " << count << " completions came, the next one "
+      ADD_FAILURE() << "only " << found.size() << " of " << count << " completions have come, no other one "
                     << wait.report();
       break;
     }

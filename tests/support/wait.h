@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstdio>
 #include <string>
-#include <thread>
 #include <utility>
 
 namespace verbatim::test {
@@ -69,14 +68,13 @@ class Wait {
   bool is_over() { return pauses_.look() >= begin_ + limit_; }
   // What is waited for comes nearer: the limit counts from now on.
   void begin_again() { begin_ = pauses_.look(); }
-  // "not within 60000 ms; the longest pause of this process meanwhile was 12 ms".
+  // "after 60000 ms; the longest pause of this process meanwhile was 12 ms".
   std::string report() const {
-    return "not within " + to_ms(limit_) + "; the longest pause of this process meanwhile was " +
-           to_ms(pauses_.longest());
+    return "after " + to_ms(limit_) + "; the longest pause of this process meanwhile was " + to_ms(pauses_.longest());
   }
   // The same on stderr, where the failure of a check shows only that the wait has ended.
   void print_report(const SourceLine& line) const {
-    std::fprintf(stderr, "%s:%d: what is waited for here came %s\n", line.file, line.line, report().c_str());
+    std::fprintf(stderr, "%s:%d: what is waited for here has not come %s\n", line.file, line.line, report().c_str());
   }
 
  private:

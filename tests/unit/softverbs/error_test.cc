@@ -285,7 +285,7 @@ TEST_F(ReceiverNotReady, Retries_WaitForThePeersRnrTimer) {
 
 TEST_F(ReceiverNotReady, ReceivePostedInTime_Completes) {
   Endpoint a(device, {.timers = {.rnr_retry = 6}});
-  Endpoint b(device, {.timers = {.min_rnr_timer = 30}});  // 0.33 s, seven times
+  Endpoint b(device, {.timers = {.min_rnr_timer = 30}});  // 0.33 s, six times
   connect(a, b);
   source.fill(5);
   ASSERT_EQ(post(a.qp(), IBV_WR_SEND, {source.sge(0, 64)}), 0);
