@@ -400,9 +400,8 @@ class Packages(Tree):
 
 
 class Build(ReadmeCommands):
-    """What a first run costs, that it builds what README.md runs and nothing else, and that README.md's commands work."""
+    """That a first run, whose time it prints, builds what README.md runs and nothing else, and that README.md's commands work."""
 
-    CPU_LIMIT_S = 300
     README_LIMIT_S = 600
     FOLDERS = re.compile(
         r"^(build/src/base/version\.cc$|src/|plugin/|tools/(cli|memory|netapi|ranks|verbatim-info|verbatim-perf|workload)/"
@@ -424,7 +423,6 @@ class Build(ReadmeCommands):
             print(f"{time.monotonic() - started:.0f} s, {cpu_s:.0f} s of CPU")
             self.assertEqual(result.stdout.count("Wrong elements    : 0 OK"), 2)
             self.check_sources(root)
-            self.assertLess(cpu_s, self.CPU_LIMIT_S)
             write_program(root / "tests/gpu/run", NO_GPU)
             calls, out = self.run_readme(root)
             self.assertIn("softverbs0", out)  # of verbatim-info
