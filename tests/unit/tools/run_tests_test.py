@@ -125,7 +125,7 @@ class Reports(unittest.TestCase):
         self.assertEqual(self.count(stdout=begun, stderr=report)[1], ["names: Suite.Case: did not end  " + report])
 
     def test_limit_of_time_names_what_was_last(self):
-        failures = self.count("TIMEOUT", -15, stdout="starts\n", stderr="waits for the second rank\n\n")[1]
+        failures = self.count("TIMEOUT", -15, stdout="starts\n", stderr="waits for the second rank\n\nstall: stops: 3, 5.12 s\n")[1]
         self.assertEqual(failures, ["names: TIMEOUT, exit status -15, last output: waits for the second rank"])
 
     def test_command_repeats_the_failed_cases(self):
