@@ -52,7 +52,7 @@ class Examples(unittest.TestCase):
             "MAXBYTES": "1M",
             "SOFTVERBS_BUILD_DIR": str(BUILD),
             "SOFTVERBS_LOCK_LIMIT": "none",
-            "SOFTVERBS_NAMESPACE": "examples",
+            "SOFTVERBS_NAMESPACE": f"examples-{os.getpid()}",
             "VERBATIM_LIBDIR": str(BUILD / "plugin"),
             "OMPI_ALLOW_RUN_AS_ROOT": "1",
             "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",

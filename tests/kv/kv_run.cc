@@ -64,7 +64,6 @@ KvRun run_kv(std::vector<std::string> arguments, std::vector<std::string> enviro
   if (!has_option("--json")) arguments.insert(arguments.end(), {"--json", json});
   environment.push_back("SOFTVERBS_STATS=" + (scratch.path() / "device-%p.json").string());
   environment.push_back("VERBATIM_STATS=" + (scratch.path() / "plugin-%p.json").string());
-  environment.push_back("SOFTVERBS_NAMESPACE=kv-" + std::to_string(getpid()));
   const perf::Outcome outcome = perf::run(arguments, environment);
   KvRun run{outcome.status, outcome.output, parse_file(json)};
   for (const auto& entry : std::filesystem::directory_iterator(scratch.path())) {

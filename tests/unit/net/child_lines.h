@@ -54,9 +54,9 @@ inline Lines warnings_of(const std::string& warnings) {
 }
 
 inline test::Variables with_faults(const std::string& faults) {
-  return {{"SOFTVERBS_FAULTS", faults},       {"SOFTVERBS_ENGINE", "inline"}, {"SOFTVERBS_DEVICES", "2"},
-          {"SOFTVERBS_VENDOR_ID", "0"},       {"VERBATIM_TIMEOUT", "8"},      {"VERBATIM_RETRY_CNT", "2"},
-          {"SOFTVERBS_NAMESPACE", "failure"}, {"VERBATIM_RECONNECT_S", "0"}};
+  return {{"SOFTVERBS_FAULTS", faults}, {"SOFTVERBS_ENGINE", "inline"}, {"SOFTVERBS_DEVICES", "2"},
+          {"SOFTVERBS_VENDOR_ID", "0"}, {"VERBATIM_TIMEOUT", "8"},      {"VERBATIM_RETRY_CNT", "2"},
+          {"VERBATIM_RECONNECT_S", "0"}};
 }
 
 inline const std::string kEnds =
