@@ -319,7 +319,7 @@ class Quickstart(Tree):
         self.stop(first, os.kill, signal.SIGINT)
 
     def test_stopped_at_any_time(self):
-        for milliseconds in range(0, 400, 10):
+        for milliseconds in range(0, 400, 25):
             process = self.start()
             time.sleep(milliseconds / 1000)
             process.terminate()
