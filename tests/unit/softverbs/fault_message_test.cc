@@ -172,7 +172,7 @@ TEST(DropAck, EveryAttempt_EndsInRetryExceeded) {
 // The receiver has its data and destroys its QP before the retry arrives, so the sender gets no success.
 TEST(DropAck, ReceiverDestroyedBeforeRetry_EndsInRetryExceeded) {
   with_faults("drop-ack op=write_imm last", [] {
-    Pair pair({.timeout = 19, .retry_count = 0});  // 2.1 s until the retry would be sent
+    Pair pair({.timeout = 19, .retry_count = 1});  // 2.1 s until the retry is sent
     ASSERT_EQ(post_recv(pair.b.qp(), {}, 1), 0);
     ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE_WITH_IMM, {pair.source.sge()}, pair.to_target()), 0);
     EXPECT_EQ(poll_one(pair.b.recv_cq()).status, IBV_WC_SUCCESS);
