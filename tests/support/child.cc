@@ -5,45 +5,33 @@
 #include <unistd.h>
 
 #include <array>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
 #include <iterator>
 #include <stdexcept>
-#include <string>
 
 #include "base/unique_fd.h"
 #include "support/crash.h"
+#include "support/wait.h"
 
 namespace verbatim::test {
 
 namespace {
 
-// ThreadSanitizer has a thread of its own, and takes its locks before a fork.
-#if defined(__SANITIZE_THREAD__)
-#define VERBATIM_FORKS_BESIDE_THREADS
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define VERBATIM_FORKS_BESIDE_THREADS
-#endif
-#endif
-
 // A lock that another thread holds at the fork stays locked in the child. With AddressSanitizer that may be a lock of
 // its allocator, for which a thread that starts and LeakSanitizer at the exit then wait for ever.
 void require_no_other_thread() {
-#ifndef VERBATIM_FORKS_BESIDE_THREADS
+  if (kHasThreadSanitizer) return;  // it has a thread of its own, and takes its locks before a fork
   const auto other_threads = [] {
     const std::filesystem::directory_iterator tasks("/proc/self/task");
     return std::distance(begin(tasks), end(tasks)) - 1;
   };
   // A joined thread stays there for a moment.
-  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(60);
-  while (other_threads() != 0 && std::chrono::steady_clock::now() < limit) usleep(1000);
-  if (const auto others = other_threads(); others != 0)
-    throw std::logic_error("a test must not fork beside " + std::to_string(others) + " other threads");
-#endif
+  for (Wait patience(kPatience); other_threads() != 0; usleep(1000)) {
+    if (patience.is_over()) throw std::logic_error("a test must not fork beside other threads");
+  }
 }
 
 }  // namespace

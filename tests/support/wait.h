@@ -13,17 +13,23 @@ namespace verbatim::test {
 // a wait ends with its event, so a long limit costs nothing.
 constexpr std::chrono::seconds kPatience{60};
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr bool kIsSanitized = true;
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-constexpr bool kIsSanitized = true;
+// g++ says by macros, clang++ by features with which sanitizer it compiles.
+#if defined(__has_feature)
+constexpr bool kHasAddressSanitizer = __has_feature(address_sanitizer);
+constexpr bool kHasThreadSanitizer = __has_feature(thread_sanitizer);
 #else
-constexpr bool kIsSanitized = false;
-#endif
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool kHasAddressSanitizer = true;
 #else
-constexpr bool kIsSanitized = false;
+constexpr bool kHasAddressSanitizer = false;
 #endif
+#if defined(__SANITIZE_THREAD__)
+constexpr bool kHasThreadSanitizer = true;
+#else
+constexpr bool kHasThreadSanitizer = false;
+#endif
+#endif
+constexpr bool kIsSanitized = kHasAddressSanitizer || kHasThreadSanitizer;
 
 // A limit that a test waits for, so that it must be short: twice as long with a sanitizer, which makes programs slower.
 template <typename Limit>
