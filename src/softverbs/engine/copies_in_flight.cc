@@ -62,7 +62,7 @@ bool is_copying(const Qp& qp) {
 }
 
 CopiesInFlight& copies_of(Qp& qp) {
-  if (!qp.copies) qp.copies = std::make_unique<CopiesInFlight>(qp.process->registry(), qp.index);
+  if (!qp.copies) qp.copies = std::make_unique<CopiesInFlight>(qp.process->registry());
   return *qp.copies;
 }
 

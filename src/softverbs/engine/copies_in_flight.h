@@ -22,7 +22,7 @@ struct CopiesInFlight {
   std::deque<Packets> steps;            // one for each copy
   std::uint32_t receives_consumed = 0;  // by the steps that are under way
 
-  CopiesInFlight(const HostRegistry& registry, std::uint32_t lane) : copies(registry, lane, false) {}
+  explicit CopiesInFlight(const HostRegistry& registry) : copies(registry, false) {}
   bool empty() const { return steps.empty(); }
   // Whether another step may be begun: enough copies in flight keep the copy engines busy.
   bool has_room() const;

@@ -42,6 +42,8 @@ class Gpu {
   static Gpu* opened(std::uint32_t number);
   static void forget_those_of_parent();
 
+  // A QP takes a lane at its first copy. Lanes are taken in turn, so that all streams are used equally.
+  std::uint32_t take_lane() { return next_lane_.fetch_add(1, std::memory_order_relaxed); }
   // The order of copies is kept within a stream. Copies of one lane in one way share one.
   cuda::Stream stream(CopyWay way, std::uint32_t lane) const {
     return streams_[static_cast<std::size_t>(way)][lane % kLanes];
@@ -54,7 +56,7 @@ class Gpu {
   void return_event(cuda::Event event) VERBATIM_EXCLUDES(mutex_);
 
  private:
-  static constexpr std::uint32_t kLanes = 4;
+  static constexpr std::uint32_t kLanes = 8;
   static constexpr std::uint32_t kEvents = 512;
 
   Gpu(const cuda::Driver& cuda, cuda::Context context) : cuda_(cuda), context_(context) {}
@@ -63,6 +65,7 @@ class Gpu {
   const cuda::Driver& cuda_;
   const cuda::Context context_;
   std::array<std::array<cuda::Stream, kLanes>, kCopyWays> streams_{};
+  std::atomic<std::uint32_t> next_lane_{0};
   Mutex mutex_;
   std::vector<cuda::Event> events_ VERBATIM_GUARDED_BY(mutex_);
 };

@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "base/clock.h"
 
@@ -15,6 +16,9 @@ constexpr unsigned kSpins = 256;
 
 // Of one QP: enough to keep copy engines busy in both directions, and few enough to leave some for other QPs.
 constexpr std::uint32_t kMaxBuffers = 16;
+
+// The next lane of a QP whose copies are all made by GPUs of other processes.
+std::atomic<std::uint32_t> g_next_lane_at_peers{0};
 
 std::byte* pointer(std::uint64_t address) {
   return reinterpret_cast<std::byte*>(address);
@@ -144,7 +148,7 @@ void GpuCopies::write_directly(Copy& copy, Piece& piece) {
   Gpu* const gpu = Gpu::opened(static_cast<std::uint32_t>(piece.gpu));
   const bool is_queued =
       gpu != nullptr && !direct_.has_failed &&
-      GpuTransfer::queue(*gpu, CopyWay::kOnDevice, lane_, [&](const cuda::Driver& cuda, cuda::Stream stream) {
+      GpuTransfer::queue(*gpu, CopyWay::kOnDevice, lane_on(*gpu), [&](const cuda::Driver& cuda, cuda::Stream stream) {
         return cuda.copy_on_device(piece.to, piece.from, piece.bytes, stream);
       });
   if (!is_queued) {
@@ -178,7 +182,7 @@ void GpuCopies::watch_direct() {
       break;
   }
   if (direct_.ended == direct_.queued) return;
-  if (direct_.watch.watch(*direct_.gpu, CopyWay::kOnDevice, lane_)) direct_.watched = direct_.queued;
+  if (direct_.watch.watch(*direct_.gpu, CopyWay::kOnDevice, lane_on(*direct_.gpu))) direct_.watched = direct_.queued;
 }
 
 bool GpuCopies::take_buffer(Copy& copy, Piece& piece) {
@@ -235,15 +239,17 @@ void GpuCopies::move(Copy& copy, Piece& piece, const End& end) {
       if (gpu == nullptr) return end_move(copy, piece, CopyResult::kFault, moved, end.failure);
       const CopyWay way = end.is_read ? CopyWay::kToHost : CopyWay::kFromHost;
       const std::uint64_t address = cuda_address(end.address);
-      const bool is_queued = piece.transfer.start(*gpu, way, lane_, [&](const cuda::Driver& cuda, cuda::Stream stream) {
-        return end.is_read ? cuda.copy_to_host(buffer, address, piece.bytes, stream)
-                           : cuda.copy_to_device(address, buffer, piece.bytes, stream);
-      });
+      const bool is_queued =
+          piece.transfer.start(*gpu, way, lane_on(*gpu), [&](const cuda::Driver& cuda, cuda::Stream stream) {
+            return end.is_read ? cuda.copy_to_host(buffer, address, piece.bytes, stream)
+                               : cuda.copy_to_device(address, buffer, piece.bytes, stream);
+          });
       if (is_queued) piece.stage = moving;
       return;
     }
     case Place::kPeerGpu:
-      if (piece.buffer.request_copy(*copy.target, end.address, piece.bytes, end.is_read, lane_)) piece.stage = moving;
+      if (piece.buffer.request_copy(*copy.target, end.address, piece.bytes, end.is_read, lane_at_peer()))
+        piece.stage = moving;
       return;
   }
 }
@@ -279,10 +285,23 @@ void GpuCopies::finish_stage(Copy& copy, Piece& piece, Place place, Stage next, 
   if (result != State::kRunning && copy.state == State::kRunning) copy.state = result;
 }
 
-GpuCopies::Executor GpuCopies::executor_of(const Piece& piece) const {
+std::uint32_t GpuCopies::lane_on(Gpu& gpu) {
+  if (!lane_) lane_ = gpu.take_lane();
+  return *lane_;
+}
+
+std::uint32_t GpuCopies::lane_at_peer() {
+  if (!lane_) {
+    const auto first = static_cast<std::uint32_t>(registry_.me());  // another one in each process
+    lane_ = first + g_next_lane_at_peers.fetch_add(1, std::memory_order_relaxed);
+  }
+  return *lane_;
+}
+
+GpuCopies::Executor GpuCopies::executor_of(const Piece& piece) {
   const auto stream = [&](std::uint32_t number, CopyWay way) {
     Gpu* const gpu = Gpu::opened(number);
-    return gpu != nullptr ? reinterpret_cast<Executor>(gpu->stream(way, lane_)) : kThisThread;
+    return gpu != nullptr ? reinterpret_cast<Executor>(gpu->stream(way, lane_on(*gpu))) : kThisThread;
   };
   if (piece.gpu != kStaged) return stream(static_cast<std::uint32_t>(piece.gpu), CopyWay::kOnDevice);
   if (piece.target == Place::kOwnGpu) return stream(gpu_of(piece.to), CopyWay::kFromHost);
@@ -290,7 +309,7 @@ GpuCopies::Executor GpuCopies::executor_of(const Piece& piece) const {
   return kThisThread;
 }
 
-bool GpuCopies::may_write(const Piece& piece) const {
+bool GpuCopies::may_write(const Piece& piece) {
   if (is_held_) return false;
   const Executor executor = executor_of(piece);
   return writing_ == 0 || (writing_ == executor && executor != kThisThread);
@@ -340,7 +359,7 @@ void GpuCopies::cancel() {
 }
 
 CopyResult copy_gpu_memory(const ProcessView& target, CopyDirection direction, Spans& local, Spans& remote) {
-  GpuCopies copies(target.registry(), 0, true);
+  GpuCopies copies(target.registry(), true);
   copies.begin(target, direction, local, remote, nullptr, nullptr);
   const std::uint64_t end = monotonic_ns() + kTimeoutNs;
   for (unsigned turn = 0;; ++turn) {

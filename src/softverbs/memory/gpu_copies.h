@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "softverbs/gpu/gpu.h"
@@ -21,10 +22,9 @@ namespace verbatim::softverbs {
 // The copies that one QP has begun, oldest first. Bytes become visible in the order of the copies. Not thread-safe.
 class GpuCopies {
  public:
-  // `lane`: copies of one lane share the streams, so the same number keeps their order without waiting.
   // `is_waited_for`: a thread that does nothing else waits for the end, so buffers are kept for it.
-  GpuCopies(const HostRegistry& registry, std::uint32_t lane, bool is_waited_for)
-      : registry_(registry), lane_(lane), is_waited_for_(is_waited_for) {}
+  GpuCopies(const HostRegistry& registry, bool is_waited_for)
+      : registry_(registry), is_waited_for_(is_waited_for), lane_(is_waited_for ? std::optional(0U) : std::nullopt) {}
   // Waits until no copy accesses memory any more.
   ~GpuCopies();
   GpuCopies(const GpuCopies&) = delete;
@@ -111,13 +111,16 @@ class GpuCopies {
   static void end_move(Copy& copy, Piece& piece, CopyResult result, Stage next, State failure);
   // Ends the stage of a piece when what it waits for is done.
   void finish_stage(Copy& copy, Piece& piece, Place place, Stage next, State failure);
-  bool may_write(const Piece& piece) const;
-  Executor executor_of(const Piece& piece) const;
+  bool may_write(const Piece& piece);
+  Executor executor_of(const Piece& piece);
+  // All copies are of one lane, which shares the streams: so their order is kept without waiting.
+  std::uint32_t lane_on(Gpu& gpu);
+  std::uint32_t lane_at_peer();
   void settle();
 
   const HostRegistry& registry_;
-  const std::uint32_t lane_;
   const bool is_waited_for_;
+  std::optional<std::uint32_t> lane_;  // of a QP: taken at its first copy; all others share one
   std::deque<Copy> copies_;
   std::uint64_t bytes_ = 0;
   std::uint32_t buffers_ = 0;  // taken by the pieces

@@ -147,6 +147,7 @@ CUresult begin(Call& call, Copy copy, CUstream handle, bool wait) {
     state.wait_for_kernels(call.lock());
   }
   if (stream->context->error != CUDA_SUCCESS) return stream->context->error;
+  stream->has_copied = true;
   push(stream, [copy](Lock& lock, Worker& worker) { return execute(copy, lock, worker); });
   if (!wait && !copy.staged) return CUDA_SUCCESS;
   const auto last = stream->queued;

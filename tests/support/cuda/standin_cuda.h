@@ -24,6 +24,8 @@ extern "C" unsigned long long standin_cuda_waits();
 extern "C" unsigned long long standin_cuda_copies();
 // Number of those that the driver stages: host memory that is not pinned, or memory of another GPU without peer access.
 extern "C" unsigned long long standin_cuda_pageable_copies();
+// Number of streams in which a copy or memset was queued, of those that exist; the null stream is none of them.
+extern "C" unsigned long long standin_cuda_copy_streams();
 // The n-th copy or memset from now (1: the next) fails with this error, which stays the error of its context.
 extern "C" void standin_cuda_fail_copy(unsigned n, CUresult error);
 // The primary context of this GPU goes away as with cuDevicePrimaryCtxReset: its operations never end, its memory is
@@ -50,8 +52,8 @@ extern "C" void standin_cuda_set_delay_us(unsigned mean);
 // What only the stand-in has.
 #define VERBATIM_STANDIN_CUDA_CALLS(X) \
   X(standin_cuda_begin_kernel) X(standin_cuda_end_kernel) X(standin_cuda_waits) X(standin_cuda_copies) \
-  X(standin_cuda_pageable_copies) X(standin_cuda_fail_copy) X(standin_cuda_kill_context) \
-  X(standin_cuda_set_delay_us)
+  X(standin_cuda_pageable_copies) X(standin_cuda_copy_streams) X(standin_cuda_fail_copy) \
+  X(standin_cuda_kill_context) X(standin_cuda_set_delay_us)
 // clang-format on
 
 namespace verbatim::test {

@@ -25,6 +25,7 @@ struct Stream {
   std::shared_ptr<Worker> worker;
   unsigned long long queued = 0;
   unsigned long long completed = 0;
+  bool has_copied = false;  // a copy was queued in it
 
   bool is_idle() const { return completed == queued; }
 };

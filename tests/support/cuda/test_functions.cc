@@ -1,6 +1,7 @@
 // What tests ask and set; see standin_cuda.h.
 #include "support/cuda/driver.h"
 #include "support/cuda/standin_cuda.h"
+#include "support/cuda/streams.h"
 
 using standin::driver;
 using standin::Lock;
@@ -29,6 +30,13 @@ STANDIN_EXPORT unsigned long long standin_cuda_copies() {
 STANDIN_EXPORT unsigned long long standin_cuda_pageable_copies() {
   const Lock lock(driver().mutex);
   return driver().pageable_copies;
+}
+
+STANDIN_EXPORT unsigned long long standin_cuda_copy_streams() {
+  const Lock lock(driver().mutex);
+  unsigned long long count = 0;
+  for (const auto& [handle, stream] : driver().streams) count += stream->has_copied ? 1U : 0U;
+  return count;
 }
 
 STANDIN_EXPORT void standin_cuda_fail_copy(unsigned n, CUresult error) {
