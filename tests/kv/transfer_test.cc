@@ -86,6 +86,14 @@ TEST(TransferBenchmark, ThousandsOfSmallRequests) {
   });
 }
 
+TEST(Transfer, PagesAreNamed) {
+  const KvRun run = run_kv(small({"--pages", "small"}));
+  EXPECT_EQ(kOk, run.status) << run.output;
+  EXPECT_NE(std::string::npos, run.output.find("# memory of rank 0: host memory, small pages, ")) << run.output;
+  EXPECT_EQ("small", run.report["pages"]);
+  EXPECT_EQ("huge", run_kv(small({})).report["pages"]);
+}
+
 TEST(Transfer, PluginCounters_AreEqual) {
   const KvRun run = run_kv(small({"--prefill", "2", "--decode", "2"}));
   EXPECT_EQ(kOk, run.status) << run.output;

@@ -71,8 +71,8 @@ const char* kind_name(Kind kind) {
   return kind == Kind::kHost ? "host" : "cuda";
 }
 
-std::unique_ptr<Memory> make_memory(Kind kind, const std::string& cuda, int rank) {
-  if (kind == Kind::kHost) return make_host_memory();
+std::unique_ptr<Memory> make_memory(Kind kind, const std::string& cuda, int rank, std::optional<Pages> pages) {
+  if (kind == Kind::kHost) return make_host_memory(pages);
   try {
     return std::make_unique<CudaMemory>(cuda, rank, CudaMemory::Allocations::kWholePages);
   } catch (const ranks::Failure& failure) {

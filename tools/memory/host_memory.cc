@@ -2,6 +2,8 @@
 #include <sys/resource.h>
 
 #include <cstring>
+#include <fstream>
+#include <string>
 #include <vector>
 
 #include "memory/memory.h"
@@ -10,8 +12,16 @@
 namespace verbatim::memory {
 namespace {
 
+// A kernel without huge pages, or one that is told never to give them, takes the advice and gives small ones.
+bool kernel_has_huge_pages() {
+  std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
+  std::string text;
+  return std::getline(file, text) && text.find("[never]") == std::string::npos;
+}
+
 class HostMemory final : public Memory {
  public:
+  explicit HostMemory(std::optional<Pages> pages) : pages_(pages) {}
   ~HostMemory() override {
     for (const Mapping& mapping : mappings_) ::munmap(mapping.data, mapping.bytes);
   }
@@ -34,7 +44,7 @@ class HostMemory final : public Memory {
     return mhandle;
   }
 
-  std::string describe() const override { return "host memory"; }
+  std::string describe() const override { return describe_host_memory(pages_); }
   std::size_t in_use() const override {
     rusage usage{};
     ::getrusage(RUSAGE_SELF, &usage);
@@ -52,16 +62,30 @@ class HostMemory final : public Memory {
     void* const data = ::mmap(nullptr, mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (data == MAP_FAILED) throw ranks::Failure("not enough memory for " + std::to_string(bytes) + " bytes");
     mappings_.push_back({data, mapped});
+    // Refused by a kernel without huge pages.
+    if (pages_) ::madvise(data, mapped, *pages_ == Pages::kHuge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
     return static_cast<std::byte*>(data);
   }
 
+  const std::optional<Pages> pages_;
   std::vector<Mapping> mappings_;
 };
 
 }  // namespace
 
-std::unique_ptr<Memory> make_host_memory() {
-  return std::make_unique<HostMemory>();
+const char* pages_name(Pages pages) {
+  return pages == Pages::kHuge ? "huge" : "small";
+}
+
+std::unique_ptr<Memory> make_host_memory(std::optional<Pages> pages) {
+  return std::make_unique<HostMemory>(pages);
+}
+
+std::string describe_host_memory(std::optional<Pages> pages) {
+  if (!pages) return "host memory";
+  if (*pages == Pages::kHuge && !kernel_has_huge_pages())
+    return "host memory, small pages (this kernel gives no huge ones)";
+  return std::string("host memory, ") + pages_name(*pages) + " pages";
 }
 
 }  // namespace verbatim::memory

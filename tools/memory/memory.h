@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "ranks/loaded_plugin.h"
@@ -12,6 +13,10 @@ namespace verbatim::memory {
 
 enum class Kind : std::uint8_t { kHost, kCuda };
 const char* kind_name(Kind kind);  // "host" or "cuda", as --memory takes it
+
+// Of host memory. Copies by the CPU, as softverbs makes them, are up to 1.6 times as fast with huge pages (2 MiB).
+enum class Pages : std::uint8_t { kHuge, kSmall };
+const char* pages_name(Pages pages);  // "huge" or "small", as --pages takes it
 
 // Pointers to GPU memory are device addresses, which the CPU must not dereference. One thread allocates; all other
 // functions may be called from several threads at once.
@@ -48,7 +53,7 @@ class Memory {
   virtual void* register_at(const ranks::LoadedPlugin& plugin, int device, void* comm, std::byte* data,
                             std::size_t bytes) const = 0;
 
-  virtual std::string describe() const = 0;  // "host memory", "GPU 0 of 2 (NVIDIA H100 80GB HBM3)"
+  virtual std::string describe() const = 0;  // "host memory, huge pages", "GPU 0 of 2 (NVIDIA H100 80GB HBM3)"
   // Host memory: the process's peak resident set. GPU memory: the bytes that all processes use now.
   virtual std::size_t in_use() const = 0;
 
@@ -58,11 +63,15 @@ class Memory {
   std::size_t allocated_ = 0;
 };
 
-std::unique_ptr<Memory> make_host_memory();
+// Without `pages` those that the kernel gives.
+std::unique_ptr<Memory> make_host_memory(std::optional<Pages> pages = std::nullopt);
+// What host memory of these pages is called: "host memory, huge pages".
+std::string describe_host_memory(std::optional<Pages> pages);
 // The memory that --memory names: of the host, or of GPU `rank` modulo the number of GPUs, through the CUDA driver
 // library `cuda`. Throws Failure when there is no such library or GPU. It must be called before the plugin is loaded: a
 // device in user space looks for CUDA in the process when it is opened.
-std::unique_ptr<Memory> make_memory(Kind kind, const std::string& cuda, int rank);
+std::unique_ptr<Memory> make_memory(Kind kind, const std::string& cuda, int rank,
+                                    std::optional<Pages> pages = std::nullopt);
 // Throws Failure when a device of the plugin does not support the memory.
 void require_support(const Memory& memory, const ranks::LoadedPlugin& plugin);
 

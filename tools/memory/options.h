@@ -19,4 +19,13 @@ inline void add_memory_options(CLI::App& app, Kind& kind, std::string& cuda) {
   app.add_option("--cuda", cuda, "CUDA's driver library, passed to dlopen")->type_name("PATH")->capture_default_str();
 }
 
+// Adds --pages.
+inline void add_pages_option(CLI::App& app, Pages& pages) {
+  app.add_option_function<std::string>(
+         "--pages", [&pages](const std::string& name) { pages = name == "small" ? Pages::kSmall : Pages::kHuge; },
+         "of host memory: huge (2 MiB, where the kernel has them) or small (4 KiB)")
+      ->check(CLI::IsMember({pages_name(Pages::kHuge), pages_name(Pages::kSmall)}))
+      ->default_str(pages_name(pages));
+}
+
 }  // namespace verbatim::memory

@@ -1,5 +1,7 @@
 """Memory with guard bytes, and the bytes that the tools put into it: the same as in tools/workload/content.cc."""
 
+import mmap
+
 import numpy as np
 
 PAGE = 4096
@@ -32,14 +34,23 @@ def pattern(source, step, length, offset=0):
     return mix(words).view(np.uint8)[skip : skip + length]
 
 
+def allocate(length, pages):
+    """`length` bytes in "huge" or "small" pages, from a page boundary on: as tools/memory/host_memory.cc does."""
+    memory = mmap.mmap(-1, max(length, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory.madvise(mmap.MADV_HUGEPAGE if pages == "huge" else mmap.MADV_NOHUGEPAGE)
+    except OSError:  # a kernel without huge pages
+        pass
+    return np.frombuffer(memory, dtype=np.uint8)[:length]
+
+
 class Allocation:
     """`length` bytes from a page boundary on, with a guard before and behind them."""
 
-    def __init__(self, length):
-        memory = np.empty(length + 3 * PAGE, dtype=np.uint8)
-        start = -memory.ctypes.data % PAGE
-        self.guards = [memory[start : start + PAGE], memory[start + PAGE + length : start + 2 * PAGE + length]]
-        self.data = memory[start + PAGE : start + PAGE + length]
+    def __init__(self, length, pages):
+        memory = allocate(length + 2 * PAGE, pages)
+        self.guards = [memory[:PAGE], memory[PAGE + length :]]
+        self.data = memory[PAGE : PAGE + length]
         self.address = self.data.ctypes.data
         self.length = length
         for number, guard in enumerate(self.guards):

@@ -9,7 +9,7 @@ import time
 import numpy as np
 
 import nixl_ranks
-from nixl_content import MASK, pattern
+from nixl_content import MASK, allocate, pattern
 from nixl_ranks import Failure, describe_error, descriptors
 
 MEMORY = "DRAM"
@@ -21,7 +21,7 @@ EMPTY = -1
 class Rows:
     """The rows of experts, tensor by tensor, with guards between the rows."""
 
-    def __init__(self, name, tensors, count):
+    def __init__(self, name, tensors, count, pages):
         self.name, self.tensors, self.count = name, tensors, count
         self.begins, self.strides = [], []
         self.length = 0
@@ -30,9 +30,7 @@ class Rows:
             self.begins.append(self.length)
             self.strides.append((length + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT + GUARD)
             self.length += count * self.strides[-1]
-        memory = np.empty(self.length + 4096, dtype=np.uint8)
-        start = -memory.ctypes.data % 4096
-        self.data = memory[start : start + self.length]
+        self.data = allocate(self.length, pages)
         self.address = self.data.ctypes.data
 
     def offset(self, tensor, row):
@@ -76,8 +74,8 @@ class Expert:
     def __init__(self, rank, plan):
         self.rank, self.plan, self.number = rank, plan, rank.number
         self.tensors, self.local = plan["tensors"], plan["local_rows"]
-        self.weights = Rows("weights", self.tensors, self.local)
-        self.new_rows = Rows("new rows", self.tensors, self.local)
+        self.weights = Rows("weights", self.tensors, self.local, plan["pages"])
+        self.new_rows = Rows("new rows", self.tensors, self.local, plan["pages"])
         addresses = rank.connect([self.weights, self.new_rows], self.weights.address)
         self.agent = rank.agent
         self.into = self.agent.prep_xfer_dlist("", self.new_rows.pieces(self.new_rows.address), MEMORY)

@@ -34,7 +34,7 @@ class Side:
         self.index = rank.number if self.is_prefill else rank.number - plan["prefills"]
         self.timeout_ns = plan["request_timeout_ms"] * 1_000_000
         self.families = [Family(each, self.is_prefill) for each in plan["families"]]
-        self.blocks = Blocks(self.families, plan["allocations"])
+        self.blocks = Blocks(self.families, plan["allocations"], plan["pages"])
         self.contents = [Contents(family) for family in self.families]
         self.stats = [make_stats() for _ in self.families]
         self.busy = [set() for _ in self.families]

@@ -87,8 +87,9 @@ def remote_pieces(family, announced, blocks):
 class Blocks:
     """The memory of all families: one slab layer by layer, or one allocation for each family or layer."""
 
-    def __init__(self, families, allocations):
+    def __init__(self, families, allocations, pages):
         self.allocations = []
+        self.pages = pages
         if allocations == "slab":
             layers = max(family.layers for family in families)
             order = [family for layer in range(layers) for family in families if layer < family.layers]
@@ -103,7 +104,7 @@ class Blocks:
 
     def place(self, layers):
         """One allocation for a layer of each of these families."""
-        allocation = Allocation(sum(family.layer_bytes() for family in layers))
+        allocation = Allocation(sum(family.layer_bytes() for family in layers), self.pages)
         self.allocations.append(allocation)
         at = 0
         for family in layers:

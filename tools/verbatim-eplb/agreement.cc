@@ -22,6 +22,7 @@ std::vector<ranks::Fact> facts(const Options& options, const Input& input) {
       {"schedule (--schedule)", schedule_name(options.peers)},
       {"transport (--over)", options.over == Over::kNccl ? "nccl" : "plugin"},
       {"memory (--memory)", memory::kind_name(options.memory)},
+      {"pages (--pages)", memory::pages_name(options.pages)},
       {"operations per group (--ops-per-group)", std::to_string(options.ops_per_group)},
       {"iterations (--iters, --warmup)", std::to_string(options.total_iterations())},
       {"chunk bytes (--chunk)", std::to_string(options.chunk_bytes)},

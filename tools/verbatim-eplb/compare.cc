@@ -81,11 +81,14 @@ ranks::ExitStatus run_compare(const Options& options, int argc, char** argv) {
   using ranks::Json;
   const auto [names, variants, reports] = compare_all(options, argc, argv);
   const auto first_us = ranks::values_at(reports.by_variant.front(), "/iteration_us");
-  std::printf("# %s, %s, %d ranks, medians of %d rounds; ratio: time of the entry over time of the first\n",
-              options.compare == nixl::kName     ? "beside NIXL"
-              : options.compare == kCompareModes ? "modes"
-                                                 : mode_name(options.mode),
-              options.policy.c_str(), options.job.size(), options.rounds);
+  const bool is_gpu = options.over == Over::kNccl || options.memory == memory::Kind::kCuda;
+  std::printf(
+      "# %s, %s, %d ranks, medians of %d rounds; ratio: time of the entry over time of the first; all entries: %s\n",
+      options.compare == nixl::kName     ? "beside NIXL"
+      : options.compare == kCompareModes ? "modes"
+                                         : mode_name(options.mode),
+      options.policy.c_str(), options.job.size(), options.rounds,
+      is_gpu ? "GPU memory" : memory::describe_host_memory(options.pages).c_str());
   const cli::Table table({{"over", -28},
                           {"all layers ms", 14, 2},
                           {"layer p50 us", 14, 1},

@@ -55,6 +55,7 @@ Json nixl_plan(const Options& options, const Input& input, const std::vector<Lay
             {"iterations", options.iterations},
             {"check", options.check},
             {"watchdog_s", options.watchdog_s},
+            {"pages", memory::pages_name(options.pages)},
             {"flip", nullptr},
             {"tensors", Json::array()},
             {"layers", Json::array()}};
@@ -122,7 +123,7 @@ ExitStatus run_over_nixl(const Options& options) {
   const Json result = nixl::run(options.python, "nixl_eplb", nixl_plan(options, input, plans));
   report.transport = {{"over", nixl::kName},
                       {"name", result.at("over").get<std::string>() + " (UCX backend)"},
-                      {"memory", "host memory"},
+                      {"memory", memory::describe_host_memory(options.pages)},
                       {"registered_by", "NIXL"}};
   const auto planned = planned_reads(options, input, plans);
   for (const Json& rank : result.at("ranks")) {

@@ -187,6 +187,7 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
       ->type_name("PATH")
       ->capture_default_str();
   memory::add_memory_options(app, options.memory, options.cuda);
+  memory::add_pages_option(app, options.pages);
   app.add_option(
          "--ops-per-group", options.ops_per_group,
          "maximum number of sends and receives of a rank in one group, the same at both ends; 0: one group per layer")

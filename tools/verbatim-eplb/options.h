@@ -61,6 +61,7 @@ struct Options {
   PeersAtATime peers = PeersAtATime::kAll;
   Over over = Over::kPlugin;
   memory::Kind memory = memory::Kind::kHost;  // over the plugin's table
+  memory::Pages pages = memory::Pages::kHuge;
   nixl::Python python;
   std::string plugin;
   int api_version = 0;

@@ -57,7 +57,7 @@ class PluginTransport final : public Transport {
       : options_(options),
         coordinator_(coordinator),
         watchdog_(watchdog),
-        memory_(memory::make_memory(options.memory, options.cuda, options.job.rank)),
+        memory_(memory::make_memory(options.memory, options.cuda, options.job.rank, options.pages)),
         plugin_(options.plugin, options.api_version, coordinator.comm_id()) {
     memory::require_support(*memory_, plugin_);
     const auto ranks = static_cast<std::size_t>(options.job.nranks);

@@ -227,7 +227,8 @@ class RmaTransport final : public Transport {
   ranks::CoordinatorConnection& coordinator_;
   Watchdog& watchdog_;
   const std::size_t ranks_;
-  const std::unique_ptr<memory::Memory> memory_ = memory::make_host_memory();  // registered: freed after the plugin
+  // Registered: freed after the plugin.
+  const std::unique_ptr<memory::Memory> memory_ = memory::make_host_memory(options_.pages);
   memory::GuardedBuffer words_;
   ranks::RmaComm comm_;
   std::size_t most_puts_ = 0;

@@ -42,6 +42,7 @@ void agree(ranks::CoordinatorConnection& coordinator, const Options& options, co
       coordinator, options.job.rank,
       {{"mode (--mode)", mode_name(options.mode)},
        {"memory (--memory)", memory::kind_name(options.memory)},
+       {"pages (--pages)", memory::pages_name(options.pages)},
        {"prefill ranks (--prefill)", std::to_string(options.prefills)},
        {"decode ranks (--decode)", std::to_string(options.decodes)},
        {"TP ratio (--tp-ratio)", std::to_string(options.tp_ratio)},

@@ -25,6 +25,11 @@ std::string counters_of(const Json& report) {
   return all;
 }
 
+std::string memory_of(const Options& options) {
+  const bool is_gpu = is_over_nccl(options.mode) || options.memory == memory::Kind::kCuda;
+  return is_gpu ? "GPU memory" : memory::describe_host_memory(options.pages);
+}
+
 ranks::Variant over_plugin_or_nixl(const std::string& name) {
   ranks::Variant variant = name == nixl::kName ? ranks::Variant{"NIXL", {"--mode=nixl"}, {}} : ranks::over_plugin(name);
   if (std::getenv(nixl::kLinkLayer) == nullptr) variant.environment.emplace_back(nixl::kLinkLayer, nixl::kInfiniBand);
@@ -61,8 +66,9 @@ ExitStatus run_compare(const Options& options, int argc, char** argv) {
   const auto [names, variants, reports] = run_all(options, argc, argv);
   std::printf(
       "# %s, %d prefill and %d decode ranks, medians of %d rounds, each without %zu warm-up requests; "
-      "ratio: rate of the first entry over that of the entry\n",
-      options.preset.c_str(), options.prefills, options.decodes, options.rounds, options.warmup);
+      "ratio: rate of the first entry over that of the entry; all entries: %s\n",
+      options.preset.c_str(), options.prefills, options.decodes, options.rounds, options.warmup,
+      memory_of(options).c_str());
   const cli::Table table({{"over", -28},
                           {"family", 8},
                           {"GB/s", 10, 3},

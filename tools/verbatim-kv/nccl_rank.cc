@@ -537,7 +537,7 @@ class NcclRank final : public ranks::Rank {
   const std::uint32_t index_;  // among the prefill or the decode ranks
   const ranks::PluginCounters counters_;
   Layout layout_;
-  const std::unique_ptr<memory::Memory> host_memory_ = memory::make_host_memory();
+  const std::unique_ptr<memory::Memory> host_memory_ = memory::make_host_memory(options_.pages);
   CacheMemory memory_;  // the host copy of the GPU's slab before and after each batch, guards included
   const std::vector<RequestBatch> batches_;
   Gpu gpu_;

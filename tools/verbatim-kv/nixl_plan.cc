@@ -122,6 +122,7 @@ Json nixl_plan(const Options& options, const std::vector<Request>& requests, con
             {"check", options.check},
             {"request_timeout_ms", options.request_timeout_ms},
             {"allocations", allocations_name(options.allocations)},
+            {"pages", memory::pages_name(options.pages)},
             {"families", Json::array()},
             {"requests", Json::array()}};
   std::vector<Tables> tables;

@@ -14,7 +14,7 @@ ExitStatus run_over_nixl(const Options& options) {
   Layout layout = lay_out(options, requests, true);
   const ranks::Json result = nixl::run(options.python, "nixl_kv", nixl_plan(options, requests, layout));
   Report report{.options = options};
-  report.memory_of_rank_0 = "host memory, registered by NIXL";
+  report.memory_of_rank_0 = memory::describe_host_memory(options.pages) + ", registered by NIXL";
   report.transport = result.at("over").get<std::string>() + " (UCX backend)";
   report.families = std::move(layout.reports);
   report.longest_blocks = layout.longest_blocks;

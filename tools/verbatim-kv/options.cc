@@ -225,6 +225,7 @@ std::variant<Options, cli::EarlyExit> parse_options(int argc, const char* const*
       ->type_name("PATH")
       ->capture_default_str();
   memory::add_memory_options(app, options.memory, options.cuda);
+  memory::add_pages_option(app, options.pages);
   app.add_option("--api", options.api_version, "table version; 0 selects the newest that the plugin exports")
       ->check(CLI::Range(0, netapi::kNewestRmaVersion));
   ranks::add_job_options(app, options.job);

@@ -39,6 +39,7 @@ struct Options {
   std::string nccl = "libnccl.so.2";
   std::string cuda = "libcuda.so.1";
   memory::Kind memory = memory::Kind::kHost;  // of kDirect
+  memory::Pages pages = memory::Pages::kHuge;
   nixl::Python python;
   std::string plugin;
   int api_version = 0;  // 0: the newest table that the plugin exports

@@ -203,7 +203,8 @@ class PutRank final : public ranks::Rank {
   const bool is_prefill_;
   const std::uint32_t index_;  // among the prefill or the decode ranks
   Layout layout_;
-  const std::unique_ptr<memory::Memory> storage_ = memory::make_host_memory();  // registered: freed after the plugin
+  // Registered: freed after the plugin.
+  const std::unique_ptr<memory::Memory> storage_ = memory::make_host_memory(options_.pages);
   CacheMemory memory_;
   const ranks::PluginCounters counters_;
   std::optional<ranks::RmaComm> comm_;

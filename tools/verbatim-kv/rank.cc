@@ -42,7 +42,7 @@ class DirectRank final : public ranks::Rank {
         is_prefill_(options_.job.rank < options_.prefills),
         index_(static_cast<std::uint32_t>(is_prefill_ ? options_.job.rank : options_.job.rank - options_.prefills)) {
     ranks::keep_plugin_log(options_.job.rank, options_.plugin_log);
-    storage_ = memory::make_memory(options_.memory, options_.cuda, options_.job.rank);
+    storage_ = memory::make_memory(options_.memory, options_.cuda, options_.job.rank, options_.pages);
     plugin_.emplace(options_.plugin, options_.api_version, coordinator_.comm_id());
     memory::require_support(*storage_, *plugin_);
   }

@@ -229,10 +229,12 @@ void print(std::FILE* out, const Report& report) {
 
 void write(const Report& report, const std::string& path) {
   const Options& options = report.options;
+  const bool has_host_memory = !is_over_nccl(options.mode) && options.memory == memory::Kind::kHost;
   Json json{{"over", report.transport},
             {"mode", mode_name(options.mode)},
             {"memory", is_over_nccl(options.mode) ? "cuda" : memory::kind_name(options.memory)},
             {"memory_of_rank_0", report.memory_of_rank_0},
+            {"pages", has_host_memory ? Json(memory::pages_name(options.pages)) : Json()},
             {"preset", options.preset},
             {"scale", options.scale},
             {"prefill", options.prefills},
