@@ -266,7 +266,8 @@ std::vector<Row> rows() {
        one_of(&Config::relaxed_ordering, {{"0", Switch::kOff}, {"1", Switch::kOn}, {"2", Switch::kAuto}})},
       {"VERBATIM_ADAPTIVE_ROUTING", "NCCL_IB_ADAPTIVE_ROUTING", "0, 1, or `auto` (also -1, -2)", "auto",
        "Whether the network may reorder packets. If on, the completion of a large message is signalled by a separate "
-       "write after the data. Automatic: on for InfiniBand, off for RoCE.",
+       "write after the data. That write carries at most the last bytes of the message. Automatic: on for InfiniBand, "
+       "off for RoCE.",
        switch_value(&Config::adaptive_routing)},
       number_row("VERBATIM_AR_THRESHOLD", "NCCL_IB_AR_THRESHOLD", &Config::adaptive_routing_threshold, 0,
                  std::int64_t{1} << 40, "8192", "With adaptive routing: a message of more bytes than this is large.",

@@ -230,6 +230,20 @@ TEST_F(Cost, OneMessage_StaysWithinInstructionLimit) {
   }
 }
 
+// With link layer InfiniBand its size is in units of its buffer.
+TEST_F(Cost, MessageShorterThanItsBuffer_StaysWithinInstructionLimit) {
+  if (!has_valgrind()) GTEST_SKIP() << "valgrind is not installed";
+  for (const LinkLayer& layer : {LinkLayer{"roce", 410, 0}, LinkLayer{"ib", 580, 0}}) {
+    SCOPED_TRACE(layer.name);
+    const Json subjects = measure({"--plugin", setting("PERF_PLUGIN"), "--sizes", "130000", "--room", "128K",
+                                   "--groups", "1", "--qps", "1", "--connections", "0"},
+                                  {std::string("SOFTVERBS_LINK_LAYER=") + layer.name});
+    ASSERT_EQ(1U, subjects.size());
+    EXPECT_DOUBLE_EQ(128 << 10, subjects[0]["room"]);
+    EXPECT_GE(layer.single, subjects[0]["cells"][0]["instructions"]["plugin"]) << subjects[0]["cells"][0];
+  }
+}
+
 TEST_F(Cost, StripedMessageWithAdaptiveRouting_StaysWithinInstructionLimit) {
   if (!has_valgrind()) GTEST_SKIP() << "valgrind is not installed";
   constexpr double kLimits[] = {1150, 1650};  // before lanes: 1008 and 1437

@@ -90,10 +90,15 @@ class RecvComm final : public CommProgress<RecvComm> {
   // Receives are posted this many at a time.
   static constexpr std::uint32_t kReceiveBatch = 16;
 
+  // The immediate that has the number of parts has not arrived.
+  static constexpr std::uint8_t kUnknownParts = 0xff;
+  static_assert(kUnknownParts > wire::kMaxQps);
+
   struct RecvRequest : Request {
     std::uint8_t group_size = 0;
     wire::SizeSource sizes = wire::SizeSource::kPosted;
     bool optional_completion = false;
+    std::uint8_t parts = kUnknownParts;
     std::uint16_t parts_seen = 0;
     std::uint32_t first_member = 0;
     std::uint64_t bytes_counted = 0;
@@ -221,7 +226,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   void rewrite_ring();
   bool rewrite_ring_without(LaneMail::Lanes lanes) noexcept override;
   int write_ring(std::size_t queue, std::uint64_t work) const noexcept;
-  void finish(RecvRequest& request, const wire::Immediate& immediate, const ibv_wc& completion);
+  void finish(RecvRequest& request, wire::SizeSource sizes);
   template <bool kTimed>
   static ErrorKind test_arrival(RecvRequest& request, int* done, int* sizes) noexcept;
   template <bool kTimed>

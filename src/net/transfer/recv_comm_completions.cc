@@ -58,25 +58,26 @@ bool RecvComm::waits_for_peer() const {
                       [&](const RecvRequest& request) { return has_arrived(request); });
 }
 
-// A group that arrived in one part, after which no receives need to be posted. If it were not
-// inlined, a message alone would take 413 instructions instead of 409.
+// A group that arrived in one part, whose size has no units, after which no receives need to be posted. Not inlined, it
+// would cost each message 4 instructions more.
 [[gnu::always_inline]] inline bool RecvComm::complete_simple(const ibv_wc& completion) {
   if (completion.status != IBV_WC_SUCCESS || (completion.wr_id & kReceiveWork) == 0) return false;
   RecvQueue& queue = queues_[completion.wr_id & 0xffff];
-  const wire::Immediate immediate = wire::decode_immediate(ntohl(completion.imm_data));
+  const std::uint32_t bits = ntohl(completion.imm_data);
+  const wire::Immediate immediate = wire::decode_immediate(bits);
   RecvRequest& request = requests_[immediate.entry];
-  if (queue.until_post == 1 || immediate.parts != 1 || request.parts_seen != 0 ||
+  if (queue.until_post == 1 || !wire::is_simple_immediate(bits) || request.parts_seen != 0 ||
       request.state != RequestState::kPending || immediate.pass != wire::ring_pass(request.first_member)) {
     return false;
   }
   --queue.until_post;
-  finish(request, immediate, completion);
+  request.bytes_counted = completion.byte_len;
+  finish(request, immediate.sizes);
   return true;
 }
 
-inline void RecvComm::finish(RecvRequest& request, const wire::Immediate& immediate, const ibv_wc& completion) {
-  request.sizes = immediate.sizes;
-  request.bytes_counted = completion.byte_len;
+inline void RecvComm::finish(RecvRequest& request, wire::SizeSource sizes) {
+  request.sizes = sizes;
   request.change_state(RequestState::kDone);
   count_arrival();
 }
@@ -94,16 +95,22 @@ void RecvComm::process_immediate(const ibv_wc& completion, std::size_t queue_ind
   if (request.state != RequestState::kPending || immediate.pass != wire::ring_pass(request.first_member)) {
     return fail_unexpected_immediate(queue_index);
   }
-  if (immediate.parts == 1 && request.parts_seen == 0) return finish(request, immediate, completion);
-  // Only a single message in one part is sized by its byte count.
-  if (immediate.sizes == wire::SizeSource::kByteCount || immediate.parts == 1)
+  if (request.parts_seen == 0) {
+    request.sizes = wire::SizeSource::kPosted;
+    request.parts = kUnknownParts;
+  } else if (immediate.parts == 1) {
     return fail_unexpected_immediate(queue_index);
-  if (request.parts_seen == 0) request.sizes = wire::SizeSource::kPosted;
+  }
+  if (immediate.sizes == wire::SizeSource::kByteCount) {
+    if (request.sizes != wire::SizeSource::kPosted) return fail_unexpected_immediate(queue_index);  // a second size
+    const std::uint64_t posted = posted_[immediate.entry];
+    request.bytes_counted = wire::bytes_of_units(immediate.units, posted) + completion.byte_len;
+  }
+  if (immediate.parts != 0) request.parts = static_cast<std::uint8_t>(immediate.parts);
   if (immediate.sizes != wire::SizeSource::kOtherPart) request.sizes = immediate.sizes;
-  if (++request.parts_seen < immediate.parts) return;
+  if (++request.parts_seen < request.parts) return;
   request.parts_seen = 0;
-  request.change_state(RequestState::kDone);
-  count_arrival();
+  finish(request, request.sizes);
 }
 
 void RecvComm::complete(const ibv_wc& completion) {

@@ -61,12 +61,12 @@ SendComm::SendComm(const CommSettings& settings, Endpoint endpoint, ControlMemor
   }
   single_.sg_list = separate_data_.sg_list = &single_segment_;
   separate_data_.opcode = IBV_WR_RDMA_WRITE;
-  for (ibv_send_wr* work : {&single_, &empty_signal_, &size_signal_}) {
+  for (ibv_send_wr* work : {&single_, &empty_signal_, &tail_signal_}) {
     work->opcode = IBV_WR_RDMA_WRITE_WITH_IMM;
     work->send_flags = IBV_SEND_SIGNALED;
   }
-  size_signal_.sg_list = &size_segment_;
-  size_signal_.num_sge = 1;
+  tail_signal_.sg_list = &tail_segment_;
+  tail_signal_.num_sge = 1;
   for (std::uint32_t i = 0; i < requests_.size(); ++i) {
     requests_[i].comm = this;
     requests_[i].optional_member = i + 1;  // never begins here
@@ -154,9 +154,13 @@ template <bool kTimed>
   const auto& entry_head = *reinterpret_cast<const wire::CtsEntry*>(head_entry_);
   const auto is_single = [&] { return entry_head.size.is_of(wire::kSingleReceive) && slow_path_flags() == 0; };
   if (bytes < single_limit_bytes_) {
-    if (is_single()) return send_single<false, kTimed>(data, bytes, tag, memory, request);
+    if (is_single()) return send_single<Signal::kWithData, kTimed>(data, bytes, tag, memory, request);
   } else if (bytes < separate_limit_bytes_) {
-    if (is_single()) return send_single<true, kTimed>(data, bytes, tag, memory, request);
+    if (is_single()) {
+      return entry_head.size.bytes() == bytes
+                 ? send_single<Signal::kEmpty, kTimed>(data, bytes, tag, memory, request)
+                 : send_single<Signal::kWithTail, kTimed>(data, bytes, tag, memory, request);
+    }
   }
   return kTimed ? send_group_timed(data, bytes, tag, memory, request) : begin_group(data, bytes, tag, memory, request);
 }
@@ -182,10 +186,11 @@ ErrorKind SendComm::no_matching_receive() noexcept {
 }
 
 // A single message: one WRITE with immediate; or, where adaptive routing may deliver the immediate before the data, a
-// WRITE and a signal of its own.
-template <bool kSeparate, bool kTimed>
+// WRITE and a signal of its own, which carries the last bytes of a message that is shorter than its buffer.
+template <SendComm::Signal kSignal, bool kTimed>
 ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
                                 void** out) noexcept {
+  constexpr bool kSeparate = kSignal != Signal::kWithData;
   constexpr std::uint32_t kWorkRequests = kSeparate ? 2 : 1;
   const std::byte* const entry_address = head_entry_;
   const auto& entry_head = *reinterpret_cast<const wire::CtsEntry*>(entry_address);
@@ -197,11 +202,15 @@ ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag, co
     send_refused_ = true;
     return ErrorKind::kNone;
   }
-  if (bytes > entry_head.size.bytes()) return fail_size_mismatch(bytes, entry_head);
+  const std::uint64_t buffer_bytes = kSignal == Signal::kEmpty ? bytes : entry_head.size.bytes();
+  if (bytes > buffer_bytes) return fail_size_mismatch(bytes, entry_head);
   const Turn& turn = *turn_;
   SendQueue& queue = *turn.queue;
   const std::uint32_t free = queue.free;
-  if (free < kWorkRequests) {
+  wire::Immediate immediate{index, kSeparate ? wire::SizeSource::kPosted : wire::SizeSource::kByteCount, 1,
+                            wire::ring_pass(member)};
+  const std::uint32_t tail = kSignal == Signal::kWithTail ? set_units(immediate, bytes, buffer_bytes) : 0;
+  if (free < kWorkRequests || separates_completion(tail)) {
     return kTimed ? send_group_timed(data, bytes, tag, memory, out) : begin_group(data, bytes, tag, memory, out);
   }
   turn_ = turn.next;
@@ -217,17 +226,15 @@ ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag, co
                      memory.lkey[queue.device]};
   ibv_send_wr& work = kSeparate ? separate_data_ : single_;
   work.wr_id = queue.single_wr_id | index;
-  work.num_sge = bytes != 0 ? 1 : 0;
-  const wire::Immediate immediate{index, kSeparate ? wire::SizeSource::kPosted : wire::SizeSource::kByteCount, 1,
-                                  wire::ring_pass(member)};
-  if (kSeparate) {
-    link_signal(queue, work.wr_id + (std::uint64_t{1} << kSendCountShift), immediate, bytes == entry_head.size.bytes());
-  } else {
-    work.imm_data = htonl(wire::encode_immediate(immediate));
-  }
   work.wr.rdma.remote_addr = entry_head.address;
   work.wr.rdma.rkey =
       reinterpret_cast<const std::uint32_t*>(entry_address + offsetof(wire::CtsEntry, rkey))[queue.remote_device];
+  if constexpr (kSeparate) {
+    link_signal(queue, work.wr_id + (std::uint64_t{1} << kSendCountShift), wire::encode_immediate(immediate), tail);
+  } else {
+    work.num_sge = bytes != 0 ? 1 : 0;
+    work.imm_data = htonl(wire::encode_immediate(immediate));
+  }
   *out = static_cast<Request*>(&request);
   ibv_send_wr* refused;
   const int returned = ibv_post_send(queue.qp, &work, &refused);
@@ -405,23 +412,31 @@ ErrorKind SendComm::post_group() noexcept {
 inline std::uint32_t SendComm::append_completion(SendQueue& queue, std::uint32_t count, std::uint32_t member,
                                                  bool full) {
   const std::uint32_t index = group_.index;
-  if (!full && !group_.optional_completion) store_sizes(index, group_.group_size);
   if (group_.optional_completion) {
     requests_[index].optional_member = member;
     if (reports_consumed()) format_consumed_write(count++, queue);
   } else if (atomic_) {
-    if (!full && group_.group_size > 1) format_size_record(count++, queue, index, group_.group_size);
+    if (!full && group_.group_size > 1) append_size_record(count++, queue);
     format_arrival_atomic(count++, queue, index, wire::encode_arrival(group_.bytes, 0, 1));
   } else {
     // The last WRITE carries the immediate, unless sizes must be written before it, or adaptive routing may deliver the
     // immediate before the data.
-    if (!full) {
-      format_size_record(count++, queue, index, group_.group_size);
-    } else if (separates_completion(group_.bytes)) {
+    wire::Immediate immediate{index, wire::SizeSource::kPosted, 1, wire::ring_pass(member)};
+    const bool separate = separates_completion(group_.bytes);
+    std::uint32_t tail = 0;
+    if (!full && group_.group_size == 1) {
+      immediate.sizes = wire::SizeSource::kByteCount;
+      if (separate) tail = set_units(immediate, group_.bytes, group_.buffer_bytes);
+    }
+    if (!full && (group_.group_size > 1 || separates_completion(tail))) {
+      immediate.sizes = wire::SizeSource::kRecord;
+      append_size_record(count++, queue);
+    } else if (tail != 0) {
+      format_tail(count++, tail);
+    } else if (separate) {
       format_empty_write(count++, queue);
     }
-    const wire::SizeSource sizes = full ? wire::SizeSource::kPosted : wire::SizeSource::kRecord;
-    set_immediate(count - 1, {index, sizes, 1, wire::ring_pass(member)});
+    set_immediate(count - 1, immediate);
   }
   return count;
 }
@@ -473,15 +488,28 @@ void SendComm::set_immediate(std::uint32_t at, const wire::Immediate& immediate)
   work_[at].request.imm_data = htonl(wire::encode_immediate(immediate));
 }
 
-// A signal that carries the size record of a single message.
-ibv_send_wr& SendComm::format_size_signal(const SendQueue& queue, std::uint32_t index) {
-  std::uint64_t& size = write_sources().size[index];
-  size = requests_[index].bytes;
-  size_segment_ = {reinterpret_cast<std::uint64_t>(&size), sizeof size, control_.lkey(queue.device)};
-  size_signal_.send_flags = IBV_SEND_SIGNALED | (sizeof size <= queue.inline_bytes ? unsigned{IBV_SEND_INLINE} : 0U);
-  size_signal_.wr.rdma.remote_addr =
-      record_address_ + offsetof(wire::CompletionRecord, size) + index * sizeof(std::uint64_t);
-  return size_signal_;
+// The last bytes of separate_data_.
+ibv_send_wr& SendComm::format_tail_signal(std::uint32_t bytes) {
+  single_segment_.length -= bytes;
+  tail_segment_ = {single_segment_.addr + single_segment_.length, bytes, single_segment_.lkey};
+  tail_signal_.wr.rdma.remote_addr = separate_data_.wr.rdma.remote_addr + single_segment_.length;
+  tail_signal_.wr.rdma.rkey = separate_data_.wr.rdma.rkey;
+  return tail_signal_;
+}
+
+// The last bytes, but not all, of the WRITE before it.
+void SendComm::format_tail(std::uint32_t at, std::uint32_t bytes) {
+  Work& data = work_[at - 1];
+  Work& tail = work_[at];
+  data.segment.length -= bytes;
+  tail.segment = {data.segment.addr + data.segment.length, bytes, data.segment.lkey};
+  tail.request.wr.rdma.remote_addr = data.request.wr.rdma.remote_addr + data.segment.length;
+  tail.request.wr.rdma.rkey = data.request.wr.rdma.rkey;
+}
+
+void SendComm::append_size_record(std::uint32_t at, const SendQueue& queue) {
+  store_sizes(group_.index, group_.group_size);
+  format_size_record(at, queue, group_.index, group_.group_size);
 }
 
 bool SendComm::reports_consumed() {

@@ -194,7 +194,12 @@ class SendComm final : public CommProgress<SendComm> {
   template <bool kTimed>
   ErrorKind send_to_head(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
                          void** request) noexcept;
-  template <bool kSeparate, bool kTimed>
+  enum class Signal : std::uint8_t {
+    kWithData,  // the WRITE of the data has the immediate
+    kEmpty,     // a WRITE of its own, of a message that fills its buffer
+    kWithTail,  // a WRITE of its own, which carries the last bytes of the data
+  };
+  template <Signal kSignal, bool kTimed>
   ErrorKind send_single(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory, void** out) noexcept;
   ErrorKind send_group_timed(const void* data, std::size_t bytes, int tag, const MemoryKeys& memory,
                              void** request) noexcept;
@@ -219,20 +224,34 @@ class SendComm final : public CommProgress<SendComm> {
 
   // The work requests that can close a part of a group; `work_[at]` takes each.
   void format_size_record(std::uint32_t at, const SendQueue& queue, std::uint32_t index, std::uint32_t group_size);
+  void append_size_record(std::uint32_t at, const SendQueue& queue);
+  void format_tail(std::uint32_t at, std::uint32_t bytes);
   void format_empty_write(std::uint32_t at, const SendQueue& queue);
   void format_consumed_write(std::uint32_t at, const SendQueue& queue);
   void format_arrival_atomic(std::uint32_t at, const SendQueue& queue, std::uint32_t index, std::uint64_t addend);
   void set_immediate(std::uint32_t at, const wire::Immediate& immediate);
-  ibv_send_wr& format_size_signal(const SendQueue& queue, std::uint32_t index);
-  // Links the signal of a single message behind separate_data_. It is empty if the message fills the buffer, otherwise
-  // it carries the size record.
-  void link_signal(const SendQueue& queue, std::uint64_t wr_id, wire::Immediate immediate, bool full) {
-    if (!full) immediate.sizes = wire::SizeSource::kRecord;
-    ibv_send_wr& signal = full ? empty_signal_ : format_size_signal(queue, immediate.entry);
-    signal.wr_id = wr_id;
-    signal.imm_data = htonl(wire::encode_immediate(immediate));
-    signal.wr.rdma.rkey = queue.record_rkey;
-    separate_data_.next = &signal;
+  // Links the signal of a single message behind separate_data_, whose segment and target are set. It takes the last
+  // `tail` bytes from them.
+  void link_signal(const SendQueue& queue, std::uint64_t wr_id, std::uint32_t immediate_bits, std::uint32_t tail) {
+    ibv_send_wr* signal = &empty_signal_;
+    signal->wr.rdma.rkey = queue.record_rkey;
+    if (tail != 0) [[unlikely]]
+      signal = &format_tail_signal(tail);
+    signal->wr_id = wr_id;
+    signal->imm_data = htonl(immediate_bits);
+    separate_data_.num_sge = single_segment_.length != 0 ? 1 : 0;
+    separate_data_.next = signal;
+  }
+  ibv_send_wr& format_tail_signal(std::uint32_t bytes);
+  // Gives the immediate the size of a single message that is shorter than its buffer, in units of that. Returns the
+  // number of bytes that the signal must carry.
+  static std::uint32_t set_units(wire::Immediate& immediate, std::uint64_t bytes, std::uint64_t buffer_bytes) {
+    const unsigned shift = wire::unit_shift(buffer_bytes);
+    // The limit counts if the peer has changed the size of the buffer meanwhile.
+    const std::uint64_t units = std::min<std::uint64_t>(bytes >> shift, wire::kUnitMask);
+    immediate.sizes = wire::SizeSource::kByteCount;
+    immediate.units = static_cast<std::uint32_t>(units);
+    return static_cast<std::uint32_t>(bytes - (units << shift));
   }
 
   void store_sizes(std::uint32_t index, std::uint32_t group_size) const;
@@ -260,7 +279,7 @@ class SendComm final : public CommProgress<SendComm> {
 
   bool can_post_stripes() const;
   void post_stripes(std::uint32_t member);
-  void start_pending_post(std::uint32_t first_member, std::uint32_t group_size);
+  void start_pending_post(std::uint32_t first_member, std::uint32_t group_size, std::span<const Stripe> stripes = {});
   void continue_pending_post();
   bool next_piece(const SendQueue& queue, std::uint32_t at);
   bool next_completion_work(const SendQueue& queue, std::uint32_t at);
@@ -356,9 +375,9 @@ class SendComm final : public CommProgress<SendComm> {
   ibv_send_wr single_ = {};
   ibv_send_wr separate_data_ = {};
   ibv_send_wr empty_signal_ = {};
-  ibv_send_wr size_signal_ = {};  // with the size record
+  ibv_send_wr tail_signal_ = {};
   ibv_sge single_segment_ = {};
-  ibv_sge size_segment_ = {};
+  ibv_sge tail_segment_ = {};
   std::array<Work, kBatch> work_;
   std::array<SendRequest, wire::kRingEntries> requests_;
 };

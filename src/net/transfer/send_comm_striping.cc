@@ -18,8 +18,9 @@ SentPart sent_part(std::uint32_t index, std::uint32_t part, std::uint32_t parts,
 
 }  // namespace
 
-// Makes the head group the pending post.
-void SendComm::start_pending_post(std::uint32_t first_member, std::uint32_t group_size) {
+// Makes the head group the pending post. `stripes`: of a group that has been divided already.
+void SendComm::start_pending_post(std::uint32_t first_member, std::uint32_t group_size,
+                                  std::span<const Stripe> stripes) {
   const std::uint32_t index = wire::ring_index(first_member);
   const bool full = group_.bytes == group_.buffer_bytes;
   pending_post_ = {};
@@ -36,7 +37,7 @@ void SendComm::start_pending_post(std::uint32_t first_member, std::uint32_t grou
     pending_post_.sources[i] = {reinterpret_cast<std::uint64_t>(request.data), request.memory};
   }
   if (group_.bytes >= stripe_threshold_) {
-    const std::span<const Stripe> stripes = striping_.divide(group_.bytes);
+    if (stripes.empty()) stripes = striping_.divide(group_.bytes);
     pending_post_.stripes = stripes.data();
     pending_post_.parts = static_cast<std::uint32_t>(stripes.size());
     pending_post_.end_part = pending_post_.parts;
@@ -69,9 +70,24 @@ void SendComm::post_stripes(std::uint32_t member) {
   const std::uint64_t remote_address = work_[0].request.wr.rdma.remote_addr;
   const std::span<const Stripe> stripes = striping_.divide(group_.bytes);
   const auto parts = static_cast<std::uint32_t>(stripes.size());
+  const bool separates_all = separates_completion(group_.bytes);
+  wire::Immediate immediate{index, wire::SizeSource::kPosted, parts, wire::ring_pass(member)};
+  std::uint32_t tail = 0;
+  if (!full) [[unlikely]] {
+    if (parts == 1 && !separates_all) {
+      immediate.sizes = wire::SizeSource::kByteCount;  // of the only WRITE
+    } else {
+      tail = set_units(immediate, group_.bytes, group_.buffer_bytes);
+    }
+    // The first stripe of a message that is much shorter than its buffer may be shorter than a unit of that.
+    if (tail > stripe_end(group_.bytes, stripes.front()) || separates_completion(tail))
+      return start_pending_post(member, 1, stripes);
+  }
+  std::uint32_t immediate_bits = wire::encode_immediate(immediate);
+  immediate.sizes = wire::SizeSource::kOtherPart;
+  const std::uint32_t other_bits = wire::encode_immediate(immediate);
   requests_[index].group_size = 1;
   requests_[index].parts_left = static_cast<std::uint8_t>(parts);
-  wire::Immediate immediate{index, wire::SizeSource::kPosted, parts, wire::ring_pass(member)};
   const bool is_logged = !logs_.empty();
   std::uint64_t done = 0;
   std::uint32_t part = 0;
@@ -79,23 +95,22 @@ void SendComm::post_stripes(std::uint32_t member) {
     const std::uint32_t used = stripe.queue;
     SendQueue& queue = queues_[used];
     const auto bytes = static_cast<std::uint32_t>(stripe_end(group_.bytes, stripe) - done);
-    const bool record = part == 0 && !full;
-    const bool separate = record || separates_completion(group_.bytes);
+    const bool separate = (part == 0 && !full && parts > 1) || separates_all;
     const std::uint32_t count = separate ? 2 : 1;
     ibv_send_wr& work = separate ? separate_data_ : single_;
     single_segment_ = {data + done, bytes, memory.lkey[queue.device]};
     const std::uint64_t wr_id = encode_send_work(index, used, count, true) | std::uint64_t{striping_.add(used, bytes)}
                                                                                  << kSendLoadShift;
-    work.num_sge = bytes != 0 ? 1 : 0;
     work.wr.rdma.remote_addr = remote_address + done;
     work.wr.rdma.rkey = remote_key(index, queue.remote_device);
     if (separate) {
       // If the data fails, only its signal frees the entries of both.
       work.wr_id = encode_send_work(index, used, 0, false);
-      link_signal(queue, wr_id, immediate, !record);
+      link_signal(queue, wr_id, immediate_bits, tail);
     } else {
+      work.num_sge = bytes != 0 ? 1 : 0;
       work.wr_id = wr_id;
-      work.imm_data = htonl(wire::encode_immediate(immediate));
+      work.imm_data = htonl(immediate_bits);
     }
     queue.free -= count;
     if (is_logged) [[unlikely]]
@@ -103,7 +118,8 @@ void SendComm::post_stripes(std::uint32_t member) {
     ibv_send_wr* refused;
     const int returned = ibv_post_send(queue.qp, &work, &refused);
     if (returned != 0) return fail_post("ibv_post_send", returned, used);
-    immediate.sizes = wire::SizeSource::kOtherPart;
+    immediate_bits = other_bits;
+    tail = 0;
     done += bytes;
     ++part;
   }

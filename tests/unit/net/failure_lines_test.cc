@@ -219,6 +219,27 @@ TEST(CorruptPeer, CompletionLargerThanReceive_IsReported) {
   EXPECT_EQ(lines, 1U);
 }
 
+TEST(CorruptPeer, UnitsLargerThanReceive_AreReported) {
+  const std::size_t lines = line_count([](Ends& ends) {
+    Request* const receive = ends.announce(64);
+    ends.write_as_sender(8, {.units = wire::kUnitMask});  // of 1 byte
+    ends.test_until_failed(receive);
+    expect_corrupt_peer(ends.link.recv(), "the peer reports 71 bytes in a receive that holds 64", 1);
+  });
+  EXPECT_EQ(lines, 1U);
+}
+
+TEST(CorruptPeer, TwoPartsWithTheSize_AreReported) {
+  const std::size_t lines = line_count([](Ends& ends) {
+    ends.announce(64);
+    ends.write_as_sender(8, {.parts = 3});
+    ends.write_as_sender(8, {.parts = 3});
+    ends.test_until_failed(nullptr);
+    expect_corrupt_peer(ends.link.recv(), "the peer completed a receive that is not posted");
+  });
+  EXPECT_EQ(lines, 1U);
+}
+
 TEST(CorruptPeer, GroupCompletedAsSingleMessage_IsReported) {
   const std::size_t lines = line_count([](Ends& ends) {
     Request* const receive = ends.announce(64, 3);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <climits>
 #include <cstdlib>
+#include <string>
 #include <string_view>
 
 #include "connected_comms.h"
@@ -57,12 +58,47 @@ TEST_F(TransferTest, EverySizeAndQpCount_ArrivesWhole) {
         ASSERT_NO_FATAL_FAILURE(link.connect());
         std::uint64_t seed = 0;
         for (const std::size_t bytes : {0UL, 1UL, 127UL, 128UL, 129UL, 8192UL, 8193UL, 300001UL}) {
-          ASSERT_NO_FATAL_FAILURE(exchange(link, bytes, bytes, ++seed)) << qps << split << adaptive << " " << bytes;
-          ASSERT_NO_FATAL_FAILURE(exchange(link, bytes, bytes + 77, ++seed))
-              << qps << split << adaptive << " " << bytes;
+          // In 8192 bytes a message of 128 is less than a unit: its signal carries all of the first stripe.
+          for (const std::size_t capacity : {bytes, bytes + 1, bytes + 77, 2 * bytes, std::max(bytes, 8192UL)}) {
+            ASSERT_NO_FATAL_FAILURE(exchange(link, bytes, capacity, ++seed))
+                << qps << split << adaptive << " " << bytes << " " << capacity;
+          }
         }
       }
     }
+  }
+}
+
+// Whether the size of a message comes with its signal, or is written into the completion record before it.
+TEST_F(TransferTest, SingleMessage_WritesNoSizeUnlessItsSignalCannotCarryIt) {
+  struct Case {
+    const char* qps;
+    const char* split;
+    const char* adaptive;
+    std::size_t bytes;
+    std::size_t capacity;
+    bool is_written;
+  };
+  constexpr std::size_t kFourMiB = std::size_t{4} << 20;
+  for (const Case& tested : {Case{"1", "0", "1", 8193, 8194, false}, Case{"1", "0", "1", 300'001, 300'078, false},
+                             Case{"1", "0", "1", 65'536, 131'072, false}, Case{"1", "0", "0", 20'000, kFourMiB, false},
+                             Case{"2", "1", "0", 300'001, 300'078, false}, Case{"2", "1", "1", 300'001, 300'078, false},
+                             // The signal would carry more than the threshold of adaptive routing,
+                             Case{"1", "0", "1", 20'000, kFourMiB, true}, Case{"2", "1", "1", 300'001, kFourMiB, true},
+                             // or more than the first stripe has.
+                             Case{"8", "1", "0", 8193, kFourMiB, true}}) {
+    SCOPED_TRACE(std::to_string(tested.bytes) + " of " + std::to_string(tested.capacity) + ", QPs " + tested.qps +
+                 ", adaptive routing " + tested.adaptive);
+    ::setenv("VERBATIM_QPS_PER_CONNECTION", tested.qps, 1);
+    ::setenv("VERBATIM_SPLIT_DATA_ON_QPS", tested.split, 1);
+    ::setenv("VERBATIM_ADAPTIVE_ROUTING", tested.adaptive, 1);
+    ConnectedComms link;
+    ASSERT_NO_FATAL_FAILURE(link.connect());
+    auto& record = *reinterpret_cast<wire::CompletionRecord*>(link.send().endpoint().remote().control_address);
+    constexpr std::uint64_t kUntouched = 0xfeed;
+    record.size[0] = kUntouched;
+    ASSERT_NO_FATAL_FAILURE(exchange(link, tested.bytes, tested.capacity, 1));
+    EXPECT_EQ(record.size[0], tested.is_written ? tested.bytes : kUntouched);
   }
 }
 

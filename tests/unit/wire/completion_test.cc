@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <set>
 
 namespace verbatim::wire {
@@ -9,8 +10,7 @@ namespace {
 
 TEST(Immediate, EveryField_RoundTrips) {
   for (const std::uint32_t entry : {0U, 1U, 255U}) {
-    for (const SizeSource sizes :
-         {SizeSource::kByteCount, SizeSource::kRecord, SizeSource::kPosted, SizeSource::kOtherPart}) {
+    for (const SizeSource sizes : {SizeSource::kRecord, SizeSource::kPosted, SizeSource::kOtherPart}) {
       for (const std::uint32_t parts : {1U, 2U, 127U, 128U}) {
         for (const std::uint32_t pass : {0U, 1U, kPassMask}) {
           const Immediate decoded = decode_immediate(encode_immediate({entry, sizes, parts, pass}));
@@ -20,6 +20,35 @@ TEST(Immediate, EveryField_RoundTrips) {
           EXPECT_EQ(decoded.pass, pass);
         }
       }
+    }
+  }
+}
+
+TEST(Immediate, ByteCount_RoundTripsWithUnits) {
+  for (const std::uint32_t parts : {0U, 1U}) {
+    for (const std::uint32_t units : {0U, 1U, kUnitMask}) {
+      for (const std::uint32_t pass : {0U, kPassMask}) {
+        const Immediate decoded = decode_immediate(encode_immediate({255, SizeSource::kByteCount, parts, pass, units}));
+        EXPECT_EQ(decoded.entry, 255U);
+        EXPECT_EQ(decoded.sizes, SizeSource::kByteCount);
+        EXPECT_EQ(decoded.parts, parts);
+        EXPECT_EQ(decoded.pass, pass);
+        EXPECT_EQ(decoded.units, units);
+      }
+    }
+  }
+  // The sender gives the number of the parts, the receiver learns it from the others.
+  EXPECT_EQ(decode_immediate(encode_immediate({.sizes = SizeSource::kByteCount, .parts = 2})).parts, 0U);
+}
+
+TEST(Immediate, EveryMessageBelowItsBuffer_HasUnitsThatFit) {
+  for (unsigned bits = 0; bits < 40; ++bits) {
+    for (const std::int64_t off : {-1, 0, 1}) {
+      const std::uint64_t buffer = (std::uint64_t{1} << bits) + static_cast<std::uint64_t>(off);
+      if (buffer == 0) continue;
+      const std::uint64_t unit = std::uint64_t{1} << unit_shift(buffer);
+      EXPECT_LE((buffer - 1) / unit, kUnitMask) << buffer;
+      EXPECT_LE(unit, std::max<std::uint64_t>(buffer / 32, 1)) << buffer;
     }
   }
 }

@@ -26,14 +26,9 @@ class Measurement {
 
   Json run() {
     const Json verbs = run_part(kVerbsPart, {});
-    Json subject{{"plugin", plugin_},
-                 {"name", verbs["name"]},
-                 {"api_version", verbs["api_version"]},
-                 {"qps", qps_},
-                 {"messages", options_.messages},
-                 {"optional", options_.optional},
-                 {"merge", options_.merge},
-                 {"cells", Json::array()}};
+    Json subject{{"plugin", plugin_},     {"name", verbs["name"]},         {"api_version", verbs["api_version"]},
+                 {"qps", qps_},           {"messages", options_.messages}, {"optional", options_.optional},
+                 {"room", options_.room}, {"merge", options_.merge},       {"cells", Json::array()}};
     for (const Json& counted : verbs["cells"]) subject["cells"].push_back(per_message(counted));
     if (options_.instructions) add_instructions(subject);
     if (options_.connections > 0) add_connections(subject, verbs);

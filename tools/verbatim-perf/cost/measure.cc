@@ -57,7 +57,7 @@ void measure_instructions(const CostOptions& options, PluginUnderTest& subject) 
     const std::size_t group_bytes = std::max<std::size_t>(bytes, 1) * static_cast<std::size_t>(group);
     const int fitting = static_cast<int>(std::min<std::size_t>(kMostBytes / group_bytes, INT_MAX));
     const int count = std::min(options.messages, std::max(kFewestGroups, fitting));
-    GroupTransfer groups(subject, ends, bytes, group, options.optional);
+    GroupTransfer groups(subject, ends, bytes, group, options.optional, options.room);
     groups.post_receives();
     groups.run(kFewestGroups);
     counted([&] { groups.run(count); });
@@ -97,7 +97,7 @@ void measure_instructions(const CostOptions& options, PluginUnderTest& subject) 
 void measure_verbs(const CostOptions& options, PluginUnderTest& subject, Json& result) {
   const ConnectionPair ends = subject.connect();
   for_each_cell(options, subject, [&](std::size_t bytes, int group) {
-    GroupTransfer groups(subject, ends, bytes, group, options.optional);
+    GroupTransfer groups(subject, ends, bytes, group, options.optional, options.room);
     groups.post_receives();
     groups.run(options.messages);
     const Reading before = read_counters();

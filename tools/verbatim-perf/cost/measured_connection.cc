@@ -62,15 +62,16 @@ void PluginUnderTest::close(ConnectionPair ends) {
   report(plugin_->close_recv(ends.recv), "closeRecv");
 }
 
-GroupTransfer::GroupTransfer(PluginUnderTest& subject, ConnectionPair ends, std::size_t bytes, int group, bool optional)
+GroupTransfer::GroupTransfer(PluginUnderTest& subject, ConnectionPair ends, std::size_t bytes, int group, bool optional,
+                             std::size_t room)
     : plugin_(subject.plugin()),
       ends_(ends),
       bytes_(bytes),
       group_(static_cast<std::size_t>(group)),
       optional_(optional && group == 1),
       source_(std::max<std::size_t>(bytes * group_, 1)),
-      target_(source_.size()),
-      sizes_(group_, bytes),
+      target_(source_.size() + room),
+      sizes_(group_, bytes + room),
       receives_(kAhead) {
   workload::Pattern(1, bytes).produce(source_.data(), source_.size(), 0);
   ranks::require(plugin_.reg_mr(ends_.send, source_.data(), source_.size(), nccl::kPtrHost, &source_handle_), "regMr");

@@ -39,13 +39,14 @@ class PluginUnderTest {
 };
 
 // Transfers groups of `group` messages of `bytes` each over one connection, with `kAhead` receives always posted. With
-// `optional`, receives of one message have optional completion, and the arrival of their data is seen in memory. Throws
-// Failure when a call fails or a byte is wrong.
+// `optional`, receives of one message have optional completion, and the arrival of their data is seen in memory. Each
+// receive has `room` bytes more than its message. Throws Failure when a call fails or a byte is wrong.
 class GroupTransfer {
  public:
   static constexpr int kAhead = 8;
 
-  GroupTransfer(PluginUnderTest& subject, ConnectionPair ends, std::size_t bytes, int group, bool optional = false);
+  GroupTransfer(PluginUnderTest& subject, ConnectionPair ends, std::size_t bytes, int group, bool optional = false,
+                std::size_t room = 0);
   ~GroupTransfer();
   GroupTransfer(const GroupTransfer&) = delete;
   GroupTransfer& operator=(const GroupTransfer&) = delete;

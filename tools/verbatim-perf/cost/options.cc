@@ -48,6 +48,7 @@ std::variant<CostOptions, cli::EarlyExit> parse_cost_options(int argc, const cha
       ->check(CLI::Range(1, kMostQps))
       ->capture_default_str()
       ->type_name("N,...");
+  cli::add_size_option(app, "--room", options.room, "bytes that each receive has more than its message, default 0");
   app.add_option("--merge", options.merge,
                  "merge the plugin's first N devices into one (makeVDevice), so that connections have N ports, and "
                  "puts N lanes; "
@@ -76,7 +77,7 @@ std::variant<CostOptions, cli::EarlyExit> parse_cost_options(int argc, const cha
     const auto measures = [&](const char* name) { return std::find(what.begin(), what.end(), name) != what.end(); };
     options.messages_of_net = measures("messages");
     options.puts = measures("puts");
-    for (const char* const of_messages : {"--api", "--groups", "--qps", "--connections", "--optional"}) {
+    for (const char* const of_messages : {"--api", "--groups", "--qps", "--connections", "--optional", "--room"}) {
       if (options.messages_of_net || app.count(of_messages) == 0) continue;
       throw ranks::Failure(std::string(of_messages) +
                                " has no meaning for puts. Next: leave it out, or measure messages too (--what "

@@ -16,6 +16,7 @@ struct CostOptions {
   std::vector<std::size_t> sizes;
   std::vector<int> groups;      // members of a grouped receive; 1: single receives
   std::vector<int> qps;         // per connection, or per port of it
+  std::size_t room = 0;         // bytes that a receive has more than its message
   int merge = 1;                // ports of a connection
   int messages = 256;           // groups measured in a cell
   int connections = 1000;       // for memory and set-up; 0: not measured

@@ -40,6 +40,8 @@ Json run_part(const PartSubject& subject, const std::string& part, std::vector<s
                                       std::to_string(options.messages),
                                       std::string("--connections"),
                                       std::to_string(options.connections),
+                                      std::string("--room"),
+                                      std::to_string(options.room),
                                       std::string("--merge"),
                                       std::to_string(options.merge),
                                       std::string("--part"),
