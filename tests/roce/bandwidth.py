@@ -74,9 +74,12 @@ def compare(report, machine, programs):
     the host runs both, and the host may be busy. The number of packets is the same on every host, except retransmissions."""
     for both_ways in (False, True):
         for size, count in SIZES.items():
-            ours = Side("sendrecv" if both_ways else "stream", lambda: verbatim(machine, programs, size, both_ways))
-            theirs = Side("ib_write_bw" + " -b" * both_ways, lambda: ib_write_bw(report, machine, size, both_ways))
-            with report.case(f"bandwidth: {ours.name} compared with {theirs.name} at {size // KIB} KiB, and its packets"):
+            our_name, their_name = "sendrecv" if both_ways else "stream", "ib_write_bw" + " -b" * both_ways
+
+            @report.case(f"bandwidth: {our_name} compared with {their_name} at {size // KIB} KiB, and its packets")
+            def _():
+                ours = Side(our_name, lambda: verbatim(machine, programs, size, both_ways))
+                theirs = Side(their_name, lambda: ib_write_bw(report, machine, size, both_ways))
                 ran, waited = machine.processor_s(), machine.runnable_wait_s()
                 for number in range(ROUNDS):
                     for side in (theirs, ours) if number % 2 == 0 else (ours, theirs):

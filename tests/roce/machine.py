@@ -10,6 +10,7 @@ import glob
 import json
 import os
 import queue
+import re
 import shlex
 import socket
 import signal
@@ -25,15 +26,42 @@ POWER_OFF_S = 120
 LIMIT_S = 240  # for a command, which takes a few seconds on an idle machine
 RESEND_S = 5  # until a command that has not started is sent again: guests sometimes lose a line of their serial port
 EXTRA_S = 60  # between a job's own deadline, which timeout(1) enforces in the guest, and the failure of the machine
+CONSOLE_LINES = 30  # at the end of a failure's text
+# oops=panic, panic=-1 and QEMU's -no-reboot: an exception in the kernel ends the machine at once, also where the kernel would
+# stop only a process. norandmaps: a program that is loaded at the same address again starts in a fifth of the time, because
+# QEMU still has its translation.
+KERNEL_PARAMETERS = "console=ttyS0 oops=panic panic=-1 loglevel=4 net.ifnames=0 mitigations=off norandmaps"
 PR_SET_PDEATHSIG = 1
+# Lines of programs: data that differs, an assertion of GoogleTest, descriptors or threads that remain.
+SIGNS_OF_FAILURE = re.compile(r"[Ww]rong (?:data|elements|bytes?)\b(?! *: 0 OK)|: Failure$|^leaked: (?!0 descriptors, 0 threads$)")
 
 
 class Failure(Exception):
     """A machine did not execute a command in time. The text ends with the last lines of its console."""
 
+    def __init__(self, text):
+        super().__init__(text)
+        self.at = time.monotonic()
+
 
 class EmulatorCrash(Failure):
     """QEMU was ended by a signal, which nothing in a guest may cause."""
+
+
+def function_of_panic(console):
+    """The function of the kernel in which an exception has stopped the guest, as its console names it; None without such a
+    panic. Other panics do not count, because a test may cause them: the first process has ended, or memory is used up. Nor do
+    reports after which the kernel goes on ("BUG: soft lockup"), crashes of processes ("segfault at"), and a panic that names no
+    function."""
+    # "Oops: 0002 [#1] PREEMPT SMP", "general protection fault, ...: 0000 [#1]", after "kernel BUG at" "invalid opcode: 0000 [#1]"
+    found = re.search(r": [0-9a-f]{4} \[#\d+\].*?Kernel panic - not syncing: Fatal exception", console, re.DOTALL)
+    if not found:
+        return None
+    name = r"([\w.]+)\+0x[0-9a-f]+/0x"
+    here = re.search(rf"RIP: 0010:(?:{name})?", found[0])
+    if not here or not here[1]:  # a jump to a wrong address: "RIP: 0010:0x0". Lines with "?" may be no callers.
+        here = re.search(rf"Call Trace:.*?\n(?:\[[^]\n]*\])? +{name}", found[0], re.DOTALL)
+    return here[1] if here else None
 
 
 def die_with_parent():
@@ -41,13 +69,13 @@ def die_with_parent():
 
 
 class Job:
-    """A command in the guest."""
+    """A command in the guest. `ended_at`: when the guest has said so."""
 
     def __init__(self, machine, number, limit):
         self.machine, self.number, self.limit = machine, number, limit
         self.started = time.monotonic()
         self.status = None
-        self.seconds = None
+        self.ended_at = None
 
     @property
     def output_path(self):
@@ -63,6 +91,17 @@ class Job:
         with open(self.output_path, encoding="utf-8", errors="replace") as file:
             return file.read()
 
+    @property
+    def seconds(self):
+        return self.ended_at - self.started
+
+    def signs_of_failure(self):
+        """What no panic of a kernel explains: lines of its output, and that a signal has ended it, but for SIGKILL, which tests send."""
+        signs = [line for line in self.output().splitlines() if SIGNS_OF_FAILURE.search(line)]
+        if (self.status or 0) > 128 and self.status != 128 + signal.SIGKILL:
+            signs.append(f"ended by signal {self.status - 128}\n{self.output()}")
+        return [f"{self.machine.name}: {sign}" for sign in signs]
+
     def wait(self, on_output=None):
         """Returns the exit status; 124 after a timeout. on_output is called with new bytes of the output."""
         deadline = self.started + self.limit + EXTRA_S
@@ -72,6 +111,7 @@ class Job:
             ended = self.machine.ended(self, max(0, min(timeout, deadline - time.monotonic())))
             if not ended:
                 self.machine.resend_commands()
+                self.machine.check_peers()
             if on_output and os.path.exists(self.output_path):
                 with open(self.output_path, "rb") as file:
                     file.seek(offset)
@@ -85,39 +125,53 @@ class Job:
 
 
 class Machine:
-    """Used by one thread. `wires` are sockets, one per network interface; topology.Link connects them to the other machine."""
+    """Used by one thread. It can be powered on again after its end."""
 
-    def __init__(self, name, kernel, initramfs, directory, cpus=1, memory_mib=1024, wires=()):
+    def __init__(self, name, kernel, initramfs, directory, cpus=1, memory_mib=1024):
         self.name = name
+        self.kernel, self.initramfs, self.cpus, self.memory_mib = kernel, initramfs, cpus, memory_mib
         self.share = os.path.join(directory, name)
         self.results = os.path.join(self.share, "results")
         os.makedirs(self.results)
         self.console_path = os.path.join(directory, name + ".console")
         self.monitor_path = os.path.join(directory, name + ".monitor")
-        self.jobs = 0
-        self.last_processor_s = 0.0
-        self.lines = queue.Queue()
-        self.running = {}
+        self.jobs = []
+        self.earlier_processor_s = self.last_processor_s = 0.0
+        self.process = None
+        self.threads = []
+        self.links = []
+        self.peers = []
+
+    def emulator(self, wires):
         nics = []
         for number, wire in enumerate(wires):
             nics += ["-netdev", f"socket,id=net{number},fd={wire.fileno()}"]
             nics += ["-device", f"virtio-net-pci,netdev=net{number},mac={self.mac(number)}"]
         # CPU model qemu64, not max: max has five levels of page tables, which halve the speed of everything, and PCLMUL,
-        # which the kernel prefers for rxe's checksums and which halves their speed. norandmaps: a program that is loaded
-        # at the same address again starts in a fifth of the time, because QEMU still has its translation.
+        # which the kernel prefers for rxe's checksums and which halves their speed.
+        return [
+            program("qemu-system-x86_64"),
+            *("-accel", "tcg,thread=multi", "-cpu", "qemu64", "-smp", str(self.cpus), "-m", str(self.memory_mib)),
+            *("-nodefaults", "-display", "none", "-no-reboot", "-kernel", self.kernel, "-initrd", self.initramfs),
+            *("-append", KERNEL_PARAMETERS + " hostname=" + self.name),
+            *("-qmp", f"unix:{self.monitor_path},server=on,wait=off"),
+            *("-serial", "file:" + self.console_path),
+            *("-chardev", "stdio,id=control,signal=off", "-serial", "chardev:control"),
+            *("-virtfs", "local,path=/,mount_tag=hostroot,security_model=none,readonly=on,multidevs=remap"),
+            *("-virtfs", f"local,path={self.share},mount_tag=share,security_model=none"),
+            *nics,
+        ]
+
+    def power_on(self, wires=()):
+        """`wires` are sockets, one per network interface; topology.Link connects them to the other machine."""
+        with contextlib.suppress(FileNotFoundError):
+            os.remove(self.console_path)
+        self.earlier_processor_s = self.last_processor_s
+        self.lines = queue.Queue()
+        self.running = {}
+        self.ended_at = None
         self.process = subprocess.Popen(
-            [
-                program("qemu-system-x86_64"),
-                *("-accel", "tcg,thread=multi", "-cpu", "qemu64", "-smp", str(cpus), "-m", str(memory_mib)),
-                *("-nodefaults", "-display", "none", "-no-reboot", "-kernel", kernel, "-initrd", initramfs),
-                *("-append", "console=ttyS0 panic=-1 loglevel=4 net.ifnames=0 mitigations=off norandmaps hostname=" + name),
-                *("-qmp", f"unix:{self.monitor_path},server=on,wait=off"),
-                *("-serial", "file:" + self.console_path),
-                *("-chardev", "stdio,id=control,signal=off", "-serial", "chardev:control"),
-                *("-virtfs", "local,path=/,mount_tag=hostroot,security_model=none,readonly=on,multidevs=remap"),
-                *("-virtfs", f"local,path={self.share},mount_tag=share,security_model=none"),
-                *nics,
-            ],
+            self.emulator(wires),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -140,7 +194,12 @@ class Machine:
 
     def read_control(self):
         for line in self.process.stdout:
-            self.lines.put(line.decode("ascii", "replace").split())
+            words = line.decode("ascii", "replace").split()
+            if words[:1] == ["ended"]:
+                job = self.running.pop(int(words[1]))
+                job.ended_at, job.status = time.monotonic(), int(words[2])
+            self.lines.put(words)
+        self.ended_at = time.monotonic()
         self.lines.put(None)
 
     def read_errors(self):
@@ -169,18 +228,24 @@ class Machine:
     def send_line(self, line):
         try:
             self.process.stdin.write(line.encode("ascii") + b"\n")
-        except BrokenPipeError:
+        except (BrokenPipeError, ValueError):  # ValueError: the pipe is closed
             raise self.unexpected_end() from None
 
     def resend_commands(self):
-        for number, job in self.running.items():
+        for number, job in list(self.running.items()):
             if not os.path.exists(job.pid_path):
                 self.send_line(f"\nrun {number}")  # starts with a line feed: part of the first attempt may have arrived
 
+    def check_peers(self):
+        """Notices the panic of a machine for which programs on this one wait."""
+        for peer in self.peers:
+            if not peer.is_running() and peer.panicked_in():
+                raise peer.unexpected_end()
+
     def start(self, arguments, limit=LIMIT_S, settings=None, directory="/"):
         """Starts a program with its arguments (a list), or a shell command (a string)."""
-        self.jobs += 1
-        job = Job(self, self.jobs, limit)
+        job = Job(self, len(self.jobs) + 1, limit)
+        self.jobs.append(job)
         if isinstance(arguments, str):
             arguments = ["/bin/sh", "-c", arguments]
         lines = [
@@ -206,34 +271,41 @@ class Machine:
         """Waits up to `timeout` seconds for the end of the job; returns whether it has ended."""
         deadline = time.monotonic() + timeout
         while job.status is None:
-            line = self.next_line(deadline - time.monotonic())
-            if line is None:
+            if self.next_line(deadline - time.monotonic()) is None:
                 return False
-            if line[0] == "ended":
-                other = self.running.pop(int(line[1]))
-                other.status, other.seconds = int(line[2]), time.monotonic() - other.started
         return True
 
-    def console(self, count=30):
+    def console(self):
         try:
             with open(self.console_path, encoding="utf-8", errors="replace") as file:
-                return [line.rstrip() for line in file.readlines()[-count:]]
+                return file.read()
         except OSError:
-            return []
+            return ""
+
+    def panicked_in(self):
+        return function_of_panic(self.console())
 
     def unexpected_end(self):
-        status = self.process.wait()
+        status = self.wait_for_end()
         if status >= 0:
-            return self.failure(f"QEMU ended unexpectedly with status {status}")
+            function = self.panicked_in()
+            return self.failure(f"kernel panic in {function}" if function else f"QEMU ended unexpectedly with status {status}")
         return EmulatorCrash(*self.failure(f"QEMU crashed: {signal.strsignal(-status)}").args)
 
     def failure(self, what):
         lines = [f"virtual machine {self.name}: {what}", *self.errors]
-        lines += ["the end of its console:", *("  " + line for line in self.console())]
+        lines += ["the end of its console:", *("  " + line.rstrip() for line in self.console().splitlines()[-CONSOLE_LINES:])]
         return Failure("\n".join(lines))
 
     def is_running(self):
-        return self.process.poll() is None
+        return self.ended_at is None
+
+    def wait_for_end(self):
+        """Returns QEMU's status when all that it has printed is read."""
+        for thread in self.threads:
+            thread.join()
+        with self.process:  # closes its pipes
+            return self.process.wait()
 
     def processor_s(self):
         """Processor time of the host that this machine has used so far, in seconds."""
@@ -242,7 +314,8 @@ class Machine:
                 fields = file.read().rpartition(")")[2].split()
         except OSError:
             return self.last_processor_s
-        self.last_processor_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        spent_s = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        self.last_processor_s = self.earlier_processor_s + spent_s
         return self.last_processor_s
 
     def runnable_wait_s(self):
@@ -278,9 +351,11 @@ class Machine:
         os.kill(self.process.pid, signal.SIGCONT)
 
     def kill(self):
+        if self.process is None:
+            return
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        self.wait_for_end()
 
     def power_off(self):
         """Powers the guest off; kills QEMU if that fails. Returns whether the guest powered off."""

@@ -60,7 +60,7 @@ def succeed(job):
     status = job.wait()
     if status != 0:
         meaning = f"did not end within {job.limit} s" if status in (124, 137) else f"exit status {status}"
-        raise CaseFailure(f"on {job.machine.name}: {meaning}\n{job.output()}")
+        raise CaseFailure(f"on {job.machine.name}: {meaning}\n{job.output()}", job.ended_at)
     return job.output()
 
 
@@ -74,9 +74,19 @@ def wait_until_listening(machine, port, limit=60):
     expect(job.status == 0, f"no process listens at port {port} of {machine.name}")
 
 
-def report_googletest(report, title, job):
-    """Reports each case of a GoogleTest program, and as one more case whether the program ran to its end."""
-    job.wait()
+def report_googletest(report, title, machine, arguments, settings, min_packets):
+    """Runs a GoogleTest program and reports each of its cases, and as one more each whether the program ran to its end and has
+    sent so many packets."""
+
+    def run():
+        before = counters(machine, "rxe0")["sent_pkts"]
+        job = machine.run(arguments, 1200, settings=settings)
+        return job, counters(machine, "rxe0")["sent_pkts"] - before
+
+    ran = report.attempt(title, run)
+    if ran is None:
+        return
+    job, sent = ran
     output = job.output()
     failures = 0
     details = []
@@ -100,3 +110,4 @@ def report_googletest(report, title, job):
         f"{title}: {ran[1] if ran else 'not all'} cases ran ({job.seconds:.0f} s)",
         "" if whole else f"exit status {job.status}\n" + "\n".join(output.splitlines()[-40:]),
     )
+    report.result(sent > min_packets, f"{title}: over rxe0", f"{sent} packets")

@@ -3,14 +3,16 @@ two wires connect."""
 
 import re
 
-from programs import counters, report_googletest, succeed
+from programs import report_googletest, succeed
 from report import expect
 
 SETTINGS = {"VERBATIM_SOCKET_IFNAME": "lo", "VERBATIM_CLOSE_TIMEOUT_MS": "500"}
 CASES = "*RmaData*/v14:*RmaTable*/v14-*Properties*"  # of the newest table; Properties needs two devices
 # Rank 0 has rxe1 and rxe3, rank 1 has rxe2 and rxe4. The kernel delivers packets to its own addresses without a wire,
 # unless the route comes from a table that is looked up before the table local. Those of a device to itself stay there.
+# A machine that has started anew has none.
 WIRES = """
+[ ! -e /sys/class/net/veth1 ] || exit 0
 set -e
 ip rule add pref 100 lookup local
 ip rule del pref 0
@@ -45,6 +47,7 @@ def lose_all(end):
 def run_lanes(report, machine, programs, fault, settings, numbers):
     """The fault comes after so many messages. Returns how many operations the two ranks have then posted again. The lane
     comes back after the repair, and carries the messages of another pass."""
+    succeed(machine.start(WIRES))
     program, line, repair = fault
     results = []
     for number in numbers:
@@ -66,27 +69,32 @@ def run_lanes(report, machine, programs, fault, settings, numbers):
 
 
 def check_data(report, machine, programs):
-    before = counters(machine, "rxe0")["sent_pkts"]
     arguments = [programs.rma_ranks, f"--gtest_filter={CASES}"]
-    report_googletest(report, "rma", machine.start(arguments, 1200, settings={**SETTINGS, "PLUGIN": programs.plugin}))
-    with report.case("rma: over rxe0"):
-        sent = counters(machine, "rxe0")["sent_pkts"] - before
-        report.note(f"{sent} packets")
-        expect(sent > 10000, "too few packets went through rxe0")
+    report_googletest(report, "rma", machine, arguments, {**SETTINGS, "PLUGIN": programs.plugin}, 10000)
 
 
 def check_lanes(report, machine, programs):
-    with report.case("rma: two devices for each of two ranks"):
+    @report.case("rma: two devices for each of two ranks")
+    def _():
         succeed(machine.start(WIRES))
-    with report.case("rma: acknowledgements are lost, and no signal counts twice"):
+
+    @report.case("rma: acknowledgements are lost, and no signal counts twice")
+    def _():
         results = run_lanes(report, machine, programs, lose_all("veth2"), FEW_RETRIES, (20, 50))
         # The peer has executed all signals that are under way, up to twelve. Two gets may be, and are posted again.
         expect(min(rank_0 for rank_0, _ in results) <= 2, f"signals that the peer has executed are posted again: {results}")
-    with report.case("rma: requests are lost, and rxe retries without end"):
+
+    @report.case("rma: requests are lost, and rxe retries without end")
+    def _():
         run_lanes(report, machine, programs, lose_all("veth1"), LANE_TIMEOUT, (30,))
-    with report.case("rma: a link goes down"):
+
+    @report.case("rma: a link goes down")
+    def _():
         run_lanes(report, machine, programs, LINK_DOWN, FEW_RETRIES, (15, 60))
-    with report.case("rma: these devices are removed"):
+
+    @report.case("rma: these devices are removed")
+    def _():
+        succeed(machine.start(WIRES))
         succeed(machine.start(NO_WIRES))
 
 

@@ -1,7 +1,6 @@
 """One machine with a device, or two machines with two links between them."""
 
 import contextlib
-import os
 import select
 import socket
 import threading
@@ -68,40 +67,50 @@ class Link:
 @contextlib.contextmanager
 def booted(count, kernel, directory):
     """Yields the booted machines with their RDMA devices; powers them off at the end."""
-    with contextlib.ExitStack() as cleanup:
-        try:
-            machines = boot(count, kernel, os.path.join(directory, "first"), cleanup)
-        except EmulatorCrash as crash:
-            # Seen once in several hundred runs: a general protection fault of QEMU 7.2 before the guest's first line.
-            print("# " + str(crash).replace("\n", "\n# ") + "\n# the machines boot again", flush=True)
-            cleanup.close()
-            machines = boot(count, kernel, os.path.join(directory, "second"), cleanup)
+    if count == "one":
+        machines = [Machine("a", *kernel, directory, cpus=2, memory_mib=2048)]
+    else:
+        machines = [Machine(name, *kernel, directory) for name in "ab"]
+    try:
+        boot(machines)
         yield machines
         for machine in machines:
             if machine.is_running() and not machine.power_off():
                 raise Failure(f"virtual machine {machine.name}: did not power off")
+    finally:
+        end(machines)
 
 
-def boot(count, kernel, directory, cleanup):
-    """Returns the booted machines with their RDMA devices; `cleanup` ends them."""
-    if count == "one":
-        machines = [Machine("a", *kernel, directory, cpus=2, memory_mib=2048)]
-        cleanup.callback(machines[0].kill)
-    else:
-        links = [Link() for _ in range(2)]
-        machines = []
-        for end, name in enumerate("ab"):
-            machines.append(Machine(name, *kernel, directory, wires=[link.ends[end] for link in links]))
-            machines[-1].links = links
-            cleanup.callback(machines[-1].kill)
-        for link in links:
-            cleanup.callback(link.close)
-            for end in link.ends:
-                end.close()
+def end(machines):
+    for machine in machines:
+        machine.kill()
+    for link in machines[0].links:
+        link.close()
+
+
+def boot(machines):
+    """Boots the machines, anew if they run, and makes their RDMA devices."""
+    try:
+        boot_once(machines)
+    except EmulatorCrash as crash:
+        # Seen once in several hundred runs: a general protection fault of QEMU 7.2 before the guest's first line.
+        print("# " + str(crash).replace("\n", "\n# ") + "\n# the machines boot again", flush=True)
+        boot_once(machines)
+
+
+def boot_once(machines):
+    end(machines)
+    links = [Link() for _ in range(2)] if len(machines) == 2 else []
+    for number, machine in enumerate(machines):
+        machine.links = links
+        machine.peers = machines[:number] + machines[number + 1 :]
+        machine.power_on([link.ends[number] for link in links])
+    for link in links:
+        for wire in link.ends:
+            wire.close()
     for machine in machines:
         machine.wait_until_booted()
     for number, machine in enumerate(machines, 1):
-        job = machine.run(ONE if count == "one" else TWO.format(number=number))
+        job = machine.run(ONE if len(machines) == 1 else TWO.format(number=number))
         if job.status != 0:
             raise machine.failure("creating the RDMA device failed:\n" + job.output())
-    return machines

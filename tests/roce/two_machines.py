@@ -79,7 +79,8 @@ class Pair:
     def wait_for_output(self, text, *jobs):
         deadline = time.monotonic() + 120
         while not all(text in job.output() for job in jobs):
-            expect(time.monotonic() < deadline, f"no output '{text}':\n" + "\n".join(job.output() for job in jobs))
+            is_possible = time.monotonic() < deadline and all(job.machine.is_running() for job in jobs)
+            expect(is_possible, f"no output '{text}':\n" + "\n".join(job.output() for job in jobs))
             time.sleep(0.5)  # reading the counters takes an emulated processor a while
 
     def expect_no_resources(self, machine):
@@ -91,7 +92,7 @@ class Pair:
 
 
 def expect_no_leak(job):
-    expect(re.search(r"^leaked: 0 descriptors, 0 threads$", job.output(), re.M), f"a leak:\n{job.output()}")
+    expect(re.search(r"^leaked: 0 descriptors, 0 threads$", job.output(), re.M), f"a leak:\n{job.output()}", job.ended_at)
 
 
 def expect_error(job, within):
@@ -99,8 +100,8 @@ def expect_error(job, within):
     status = job.wait()
     output = job.output()
     found = re.search(r"^error: (\w+): (.*), ([\d.]+) s after the last progress$", output, re.M)
-    expect(status == 3 and found, f"exit status {status} on {job.machine.name}:\n{output}")
-    expect(float(found[3]) <= within, f"after {found[3]} s, later than {within} s:\n{output}")
+    expect(status == 3 and found, f"exit status {status} on {job.machine.name}:\n{output}", job.ended_at)
+    expect(float(found[3]) <= within, f"after {found[3]} s, later than {within} s:\n{output}", job.ended_at)
     expect_no_leak(job)
     return f"{job.machine.name}: {found[1]} returned {found[2]} after {found[3]} s"
 
@@ -108,7 +109,7 @@ def expect_error(job, within):
 def expect_log_line(job, text):
     """Checks that exactly one line of the plugin's log matches the regular expression; returns the match."""
     found = [match for line in job.output().splitlines() if line.startswith("log: ") and (match := re.search(text, line))]
-    expect(len(found) == 1, f"{len(found)} log lines of {job.machine.name} match, not one: {text}\n{job.output()}")
+    expect(len(found) == 1, f"{len(found)} log lines of {job.machine.name} match, not one: {text}\n{job.output()}", job.ended_at)
     return found[0]
 
 
@@ -139,7 +140,9 @@ def expect_outage(job, least):
 
 def check_two_rails(pair):
     for operation in ("all_reduce", "sendrecv"):
-        with pair.report.case(f"two rails: {operation}, every byte right"):
+
+        @pair.report.case(f"two rails: {operation}, every byte right")
+        def _():
             before = pair.counters()
             pair.perf(operation, "-b", 8, "-e", "128K", "-f", 16, "-n", 2, "-w", 1, "-c", 1, "--channels", 2)
             for where, counts in pair.counters().items():
@@ -169,16 +172,20 @@ def expect_connection_after(pair, link, outage_s, lose, what):
 
 
 def check_setup(pair):
-    links = pair.a.links
-    with pair.report.case(f"set-up: ARP is lost for {ARP_OUTAGE_S} s, the connection is made"):
+    @pair.report.case(f"set-up: ARP is lost for {ARP_OUTAGE_S} s, the connection is made")
+    def _():
         pair.on_both("ip neigh flush dev eth0")
-        expect_connection_after(pair, links[0], ARP_OUTAGE_S, lose_arp, "frames of ARP lost")
-    with pair.report.case(f"set-up: TCP connects are refused for {REFUSED_S} s, the connection is made"):
+        expect_connection_after(pair, pair.a.links[0], ARP_OUTAGE_S, lose_arp, "frames of ARP lost")
+
+    @pair.report.case(f"set-up: TCP connects are refused for {REFUSED_S} s, the connection is made")
+    def _():
         bootstrap = pair.port + 1
         expect_connection_after(
-            pair, links[1], REFUSED_S, lambda frame: reject_syn(frame, except_port=bootstrap), "connects refused"
+            pair, pair.a.links[1], REFUSED_S, lambda frame: reject_syn(frame, except_port=bootstrap), "connects refused"
         )
-    with pair.report.case("set-up: interfaces in different subnets, and the listening host drops packets of the other subnet"):
+
+    @pair.report.case("set-up: interfaces in different subnets, and the listening host drops packets of the other subnet")
+    def _():
         strict = "cd /proc/sys/net/ipv4/conf; cat all/rp_filter; echo {} >all/rp_filter"
         before = succeed(pair.b.start(strict.format(1))).split()[0]
         try:
@@ -204,7 +211,10 @@ def lossy_links(pair):
 
 def check_loss(pair):
     for operation in ("all_reduce", "sendrecv"):
-        with pair.report.case(f"loss: {operation}, every byte right"), lossy_links(pair):
+
+        @pair.report.case(f"loss: {operation}, every byte right")
+        @lossy_links(pair)
+        def _():
             before = pair.counters()
             options = ("-b", "64K", "-e", "256K", "-f", 4, "-n", 2, "-w", 0, "-c", 1, "--channels", 2)
             pair.perf(operation, *options, settings=LOSSY)
@@ -224,7 +234,9 @@ def check_loss(pair):
 
 
 def check_closing(pair):
-    with pair.report.case(f"loss: {CLOSINGS} connections closed one after the other, no error on either side"), lossy_links(pair):
+    @pair.report.case(f"loss: {CLOSINGS} connections closed one after the other, no error on either side")
+    @lossy_links(pair)
+    def _():
         options = ("--rounds", str(CLOSINGS), "--messages", "3", "--bytes", "20000")
         jobs = pair.peers(*options, settings={**LOSSY, **FIRST_RAIL})
         for job in jobs:
@@ -272,7 +284,9 @@ def check_gids(pair):
         6: ("fd77:0000:0000:0000:0000:0000:0000:0001", "fd77:0000:0000:0000:0000:0000:0000:0002"),
     }
     for family, addresses in families.items():
-        with pair.report.case(f"GIDs of IPv{family}"):
+
+        @pair.report.case(f"GIDs of IPv{family}")
+        def _():
             indices = [index_of(machine, gid) for machine, gid in zip((pair.a, pair.b), addresses)]
             before = received(pair.b, family)
             settings = [{**FIRST_RAIL, "VERBATIM_GID_INDEX": str(index)} for index in indices]
@@ -280,7 +294,9 @@ def check_gids(pair):
             packets = received(pair.b, family) - before
             pair.report.note(f"indices {indices}; {packets} packets of IPv{family} received")
             expect(packets > 512, f"only {packets} packets of IPv{family} for two messages of 256 KiB")
-    with pair.report.case("GIDs: different indices on the two hosts"):
+
+    @pair.report.case("GIDs: different indices on the two hosts")
+    def _():
         succeed(pair.b.start("ip addr add 10.77.0.12/24 dev eth0"))
         indices = [index_of(pair.a, ipv4_gid("10.77.0.1")), index_of(pair.b, ipv4_gid("10.77.0.12"))]
         expect(indices[0] != indices[1], f"the same index: {indices}")
@@ -291,7 +307,8 @@ def check_gids(pair):
 
 
 def check_changed_address(pair):
-    with pair.report.case("address changes between two connections of a process"):
+    @pair.report.case("address changes between two connections of a process")
+    def _():
         options = ("--rounds", "2", "--wait-for", "/run/changed")
         sender, receiver = pair.peers(*options, settings=SIDE_CHANNEL_ETH1)
         pair.wait_for_output("round 0 done", sender, receiver)
@@ -310,7 +327,8 @@ def check_changed_address(pair):
 
 
 def check_mtus(pair):
-    with pair.report.case("different MTUs"):
+    @pair.report.case("different MTUs")
+    def _():
         succeed(pair.b.start("ip link set eth0 mtu 4500"))
         shown = [re.search(r"active_mtu:\s+(\d+)", output)[1] for output in pair.on_both("ibv_devinfo -d rxe0")]
         expect(shown[0] != shown[1], f"the same MTU: {shown}")
@@ -344,7 +362,8 @@ def set_down(machine):
 
 
 def check_link_loss(pair):
-    with pair.report.case(f"link loss: {OUTAGE_S} s break no connection: with a retry count of 7 rxe retries without end"):
+    @pair.report.case(f"link loss: {OUTAGE_S} s break no connection: with a retry count of 7 rxe retries without end")
+    def _():
         jobs = pair.peers("--messages", "150", settings={**SIDE_CHANNEL_ETH1, "VERBATIM_STALL_WARN_S": "1"})
         pair.wait_for_output("data flows", *jobs)
         before = counters(pair.a, "rxe0")
@@ -360,7 +379,9 @@ def check_link_loss(pair):
         ends = (both_nics("a", "b"), both_nics("b", "a"))
         said = [re.search(stalled + nics, job.output()) for job, nics in zip(jobs, ends)]
         expect(any(said), "no stall:\n" + "\n".join(job.output() for job in jobs))
-    with pair.report.case(f"link loss: both ends report it and name the link within {RETRY_DEADLINE_S} s"):
+
+    @pair.report.case(f"link loss: both ends report it and name the link within {RETRY_DEADLINE_S} s")
+    def _():
         long_timeout = {**FEW_RETRIES, "VERBATIM_TIMEOUT": "22"}  # otherwise b may fail before a
         jobs = pair.peers("--messages", "0", settings=FEW_RETRIES, settings_b=long_timeout)
         pair.wait_for_output("data flows", *jobs)
@@ -372,9 +393,13 @@ def check_link_loss(pair):
         expect_log_line(jobs[0], LINK_IS_DOWN)
         expect_log_line(jobs[0], RETRIES_USED_UP + whose + both_nics("a", "b"))
         expect_log_line(jobs[1], reported_by("a") + whose + both_nics("b", "a"))
-    with pair.report.case("link loss: a new connection works when the link is back"):
+
+    @pair.report.case("link loss: a new connection works when the link is back")
+    def _():
         pair.perf("sendrecv", "-b", "64K", "-e", "64K", "-n", 1, "-w", 0, "-c", 1, settings=FIRST_RAIL)
-    with pair.report.case("link set down: both ends report it and name the link"):
+
+    @pair.report.case("link set down: both ends report it and name the link")
+    def _():
         jobs = pair.peers("--messages", "0", settings={**FEW_RETRIES, "VERBATIM_STALL_FAIL_S": "15"})
         pair.wait_for_output("data flows", *jobs)
         # Both links, because one end alone may have nothing to send: the sender waits for a CTS entry, or the receiver
@@ -392,11 +417,13 @@ def check_link_loss(pair):
             reported = rf"the peer {there} \(pid \d+\) reported: .*"
             why = f"{own}|{reported_by(there)}{down.format(there)}|({reported})?{stalled}.*"
             expect_log_line(job, f"({why})" + both_nics(here, there))
+
     check_idle_link(pair)
 
 
 def check_idle_link(pair):
-    with pair.report.case(f"link set down for {OUTAGE_S} s: an idle connection continues if its address remains"):
+    @pair.report.case(f"link set down for {OUTAGE_S} s: an idle connection continues if its address remains")
+    def _():
         options = ("--messages", "40", "--hold", "20", "--wait-for", "/run/go-on")
         ipv6 = [f"fd77:0000:0000:0000:0000:0000:0000:000{number}" for number in (1, 2)]
         indices = [index_of(machine, gid) for machine, gid in zip((pair.a, pair.b), ipv6)]
@@ -424,7 +451,8 @@ def check_idle_link(pair):
 
 
 def check_frozen_host(pair):
-    with pair.report.case(f"frozen host: the other end reports it within {RETRY_DEADLINE_S} s, the host itself when it runs again"):
+    @pair.report.case(f"frozen host: the other end reports it within {RETRY_DEADLINE_S} s, the host itself when it runs again")
+    def _():
         sender, receiver = pair.peers("--messages", "0", settings=FEW_RETRIES)
         pair.wait_for_output("data flows", sender, receiver)
         pair.b.freeze()
@@ -437,7 +465,9 @@ def check_frozen_host(pair):
         pair.report.note(expect_error(receiver, 90))
         expect_log_line(receiver, r"the peer a \(pid \d+\) reported: |" + PEER_UNREACHABLE + both_nics("b", "a"))
         pair.expect_no_resources(pair.b)
-    with pair.report.case("frozen host: with nothing outstanding, the keepalive reports it"):
+
+    @pair.report.case("frozen host: with nothing outstanding, the keepalive reports it")
+    def _():
         keepalive = {"VERBATIM_KEEPALIVE_S": str(KEEPALIVE_S)}
         options = ("--messages", "0", "--hold", "20", "--wait-for", "/run/thawed")
         sender, receiver = pair.peers(*options, settings=FEW_RETRIES, settings_a=keepalive)
@@ -458,7 +488,8 @@ def check_frozen_host(pair):
 
 
 def check_killed_peer(pair):
-    with pair.report.case("killed process: the other end reports it"):
+    @pair.report.case("killed process: the other end reports it")
+    def _():
         sender, receiver = pair.peers("--messages", "0", settings=FEW_RETRIES)
         pair.wait_for_output("data flows", sender, receiver)
         succeed(pair.b.start("pkill -KILL roce-peer"))
@@ -468,7 +499,9 @@ def check_killed_peer(pair):
         receiver.wait()
         for machine in (pair.a, pair.b):
             pair.expect_no_resources(machine)
-    with pair.report.case(f"killed host: the other end reports it within {RETRY_DEADLINE_S} s"):
+
+    @pair.report.case(f"killed host: the other end reports it within {RETRY_DEADLINE_S} s")
+    def _():
         sender, receiver = pair.peers("--messages", "0", settings=FEW_RETRIES)
         pair.wait_for_output("data flows", sender, receiver)
         pair.b.kill()
@@ -489,7 +522,9 @@ def expect_data_flows(pair, device="rxe0"):
 def check_side_channel(pair):
     """The side channel is on the second link; the data is on the first, which stays as it is."""
     keepalive = {**SIDE_CHANNEL_ETH1, "VERBATIM_KEEPALIVE_S": str(KEEPALIVE_S)}
-    with pair.report.case("side channel reset: data goes on, the side channel is back, a killed process is still noticed"):
+
+    @pair.report.case("side channel reset: data goes on, the side channel is back, a killed process is still noticed")
+    def _():
         jobs = pair.peers("--messages", "0", settings=keepalive)
         sender, receiver = jobs
         pair.wait_for_output("data flows", *jobs)
@@ -505,7 +540,9 @@ def check_side_channel(pair):
         ended = "its process was killed or crashed, or its host failed|the process on b ended or closed the connection first"
         expect_log_line(sender, f"({ended})" + both_nics("a", "b"))
         receiver.wait()
-    with pair.report.case("side channel cut for twice the keepalive's time: data goes on, nothing is reported"):
+
+    @pair.report.case("side channel cut for twice the keepalive's time: data goes on, nothing is reported")
+    def _():
         jobs = pair.peers("--messages", "0", settings=keepalive)
         sender, receiver = jobs
         pair.wait_for_output("data flows", *jobs)
@@ -519,7 +556,9 @@ def check_side_channel(pair):
         succeed(pair.b.start("pkill -KILL roce-peer"))
         pair.report.note(expect_error(sender, 120))
         receiver.wait()
-    with pair.report.case("side channel cut while nothing moves: the peer's NIC answers, and the connection is used later"):
+
+    @pair.report.case("side channel cut while nothing moves: the peer's NIC answers, and the connection is used later")
+    def _():
         jobs = pair.peers("--messages", "40", "--hold", "20", "--wait-for", "/run/uncut", settings=keepalive)
         pair.wait_for_output("holds", jobs[1])
         silent = "and no acknowledgement of its host on the side channel for 6.0 s"
@@ -563,13 +602,21 @@ def expect_lane_back(pair, lose, settings, options, waits):
 
 def check_lanes(pair):
     two = (TWO_LANES, ("--merge", "2"), "lane 1 of 2 is down, the connection goes on over 1 with 50 % of the bandwidth")
-    with pair.report.case("lanes: a cable is pulled, data goes on over the other rail, and over both when it is back"):
+
+    @pair.report.case("lanes: a cable is pulled, data goes on over the other rail, and over both when it is back")
+    def _():
         expect_lane_back(pair, pulled(pair.b), *two)
-    with pair.report.case("lanes: 'ip link set down', data goes on over the other rail, and over both when it is back"):
+
+    @pair.report.case("lanes: 'ip link set down', data goes on over the other rail, and over both when it is back")
+    def _():
         expect_lane_back(pair, set_down(pair.a), *two)
-    with pair.report.case("lanes: the cable carries the side channel, too, and only one end notices"):
+
+    @pair.report.case("lanes: the cable carries the side channel, too, and only one end notices")
+    def _():
         expect_lane_back(pair, pulled(pair.b), SIDE_CHANNEL_ON_FIRST_LANE, *two[1:])
-    with pair.report.case("one lane: an outage that is longer than the retries ends, and data goes on"):
+
+    @pair.report.case("one lane: an outage that is longer than the retries ends, and data goes on")
+    def _():
         expect_lane_back(pair, pulled(pair.b), RECONNECT, (), "lane 1 of 1 is down, the connection waits for up to 60 s")
 
 
