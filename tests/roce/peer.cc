@@ -8,7 +8,8 @@
 //     --bytes N         bytes per message (default 100000)
 //     --merge N         over the first N devices, as one
 //     --hold N          posts no more than N receives of a connection until the file exists
-//     --wait-for FILE   that file; without --hold, it must exist before the second connection is made
+//     --wait-for FILE   that file; without --hold, it must exist before the second connection is made, and with
+//                       --messages 0 before the plugin closes the connection after an error
 //
 // Each end closes as soon as its own work is done. Every byte is compared. Prints one line per event. Exit status: 0, 1
 // for wrong data, 2 for a failure of this program, 3 for an error of the plugin, 4 for a timeout. At the end it counts
@@ -96,6 +97,10 @@ void wait_for(const char* what, const Poll& poll) {
   g_last_progress = Clock::now();
 }
 
+void await_file(const std::string& path) {
+  wait_for("waiting for the file of --wait-for", [&] { return std::filesystem::exists(path); });
+}
+
 void fail_errno(const char* what) {
   throw ExitError(2, std::string(what) + ": " + std::strerror(errno));
 }
@@ -180,7 +185,10 @@ class Peer {
     std::uint64_t done = 0;
     const auto all = [&](std::uint64_t count) { return options_.messages != 0 && count == options_.messages; };
     while (!all(done)) {
-      if (!options_.sends() && options_.hold != 0 && done == options_.hold) await_file();
+      if (!options_.sends() && options_.hold != 0 && done == options_.hold) {
+        print_line("holds");
+        await_file(options_.wait_for);
+      }
       while (may_post(posted, done) && !all(posted) && post(comm, memory, mhandle, round, posted, requests)) ++posted;
       if (posted == done) {
         wait_for("isend", [&] { return post(comm, memory, mhandle, round, posted, requests); });
@@ -213,11 +221,6 @@ class Peer {
   bool may_post(std::uint64_t posted, std::uint64_t done) const {
     const bool held = !options_.sends() && done < options_.hold && posted >= options_.hold;
     return posted - done < kWindow && !held;
-  }
-
-  void await_file() {
-    print_line("holds");
-    wait_for("waiting for the file of --wait-for", [&] { return std::filesystem::exists(options_.wait_for); });
   }
 
   bool post(void* comm, std::vector<unsigned char>& memory, void* mhandle, std::uint64_t round, std::uint64_t message,
@@ -262,15 +265,17 @@ int run(const Options& options) {
   try {
     Peer peer(options, *opened.plugin, context);
     for (int round = 0; round < options.rounds; ++round) {
-      if (round == 1 && options.hold == 0 && !options.wait_for.empty()) {
-        wait_for("waiting for the file of --wait-for", [&] { return std::filesystem::exists(options.wait_for); });
-      }
+      if (round == 1 && options.hold == 0 && !options.wait_for.empty()) await_file(options.wait_for);
       peer.run_round(bootstrap.get(), static_cast<std::uint64_t>(round));
       print_line("round " + std::to_string(round) + " done");
     }
   } catch (const ExitError& error) {
     print_line(error.what());
     status = error.status;
+  }
+  if (options.messages == 0 && options.hold == 0 && !options.wait_for.empty()) {
+    g_last_progress = Clock::now();
+    await_file(options.wait_for);
   }
   const auto start = Clock::now();
   throw_on_error(opened.plugin->finalize(context), "finalize");
