@@ -302,7 +302,11 @@ bool eventually(const std::function<bool()>& poll, Clock::duration limit, const 
       wait.print_report(line);
       return false;
     }
-    rest();
+    if (options().pause.count() > 0) {
+      rest();
+    } else {
+      wait.rest();
+    }
   }
   return true;
 }

@@ -142,7 +142,7 @@ class TablePair {
         patience.print_report(verbatim::test::SourceLine::here());
         return false;
       }
-      std::this_thread::yield();
+      patience.rest();
     }
     return true;
   }

@@ -180,7 +180,7 @@ nccl::Result Rank::wait(void* request) {
   while (!patience.is_over()) {
     const nccl::Result tested = net().test(coll, request, &done);
     if (tested != nccl::Result::kSuccess || done != 0) return tested;
-    std::this_thread::yield();
+    patience.rest();
   }
   ADD_FAILURE() << "a request of rank " << number_ << " is not done " << patience.report();
   return nccl::Result::kTimeout;
@@ -197,7 +197,7 @@ bool Rank::wait_for(const std::uint64_t& word, std::uint64_t value) {
       ADD_FAILURE() << "a word of rank " << number_ << " is not " << value << " " << patience.report();
       return false;
     }
-    std::this_thread::yield();
+    patience.rest();
   }
   return true;
 }

@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
-#include <sched.h>
 
 #include <cerrno>
 #include <cstring>
@@ -304,7 +303,7 @@ std::vector<ibv_wc> poll(ibv_cq* cq, std::size_t count, Milliseconds timeout) {
                     << wait.report();
       break;
     }
-    sched_yield();
+    wait.rest();
   }
   return found;
 }

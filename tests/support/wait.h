@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdio>
 #include <string>
+#include <thread>
 #include <utility>
 
 namespace verbatim::test {
@@ -57,6 +58,7 @@ class Pauses {
     longest_ = std::max(longest_, now - std::exchange(last_, now));
     return now;
   }
+  Clock::time_point last() const { return last_; }
   Clock::duration longest() const { return longest_; }
 
  private:
@@ -64,7 +66,7 @@ class Pauses {
   Clock::duration longest_{};
 };
 
-// One wait: call is_over() after each look that found nothing.
+// One wait: call is_over() after each look that found nothing, and rest() before the next one.
 class Wait {
  public:
   using Clock = Pauses::Clock;
@@ -72,6 +74,15 @@ class Wait {
   explicit Wait(Clock::duration limit) : limit_(limit) {}
 
   bool is_over() { return pauses_.look() >= begin_ + limit_; }
+  // Yields the processor. What takes longer than data is a timeout or another process: a wait for it sleeps, so that
+  // the tests beside it have the processor.
+  void rest() const {
+    if (pauses_.last() - begin_ < std::chrono::milliseconds(50)) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
   // What is waited for comes nearer: the limit counts from now on.
   void begin_again() { begin_ = pauses_.look(); }
   // "after 60000 ms; the longest pause of this process meanwhile was 12 ms".
