@@ -208,8 +208,9 @@ TEST_P(Peers, PeerKilledBeforeItReads_NicDoesNotAnswer) {
       "is lost: its side channel ended with Connection reset by peer, and its NIC does not answer"));
 }
 
-// With the default settings the transport needs 34 s: the refused listener counts too.
+// The transport needs 8.6 s: the refused listener counts too, and two timeouts without an answer.
 TEST_P(Peers, PeerKilledBeforeItReads_ListenerRefuses) {
+  setenv("VERBATIM_TIMEOUT", "18", 1);  // 1.07 s
   ASSERT_NO_FATAL_FAILURE(detect_death_before_reading("ended without closing"));
 }
 
