@@ -100,11 +100,13 @@ TEST_P(FailureSweep, EachVerbFails_NothingLeaks) {
                                          {"ibv_query_ece", {EIO, EOPNOTSUPP}},
                                          {"ibv_set_ece", {EINVAL, EOPNOTSUPP}},
                                          {"ibv_get_async_event", {EIO}},
-                                         {"ibv_post_send", {ENOMEM}},
-                                         {"ibv_post_recv", {ENOMEM}},
-                                         {"ibv_poll_cq", {EIO}},
                                          {"ibv_close_device", {EBUSY}},
                                      });
+}
+
+TEST_P(FailureSweep, EachDataVerbFails_NothingLeaks) {
+  sweep(conformance::failing_verb(),
+        {{"ibv_post_send", {ENOMEM}}, {"ibv_post_recv", {ENOMEM}}, {"ibv_poll_cq", {EIO}}});
 }
 
 TEST_P(FailureSweep, EachSystemCallFails_NothingLeaks) {
