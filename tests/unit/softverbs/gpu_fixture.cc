@@ -63,7 +63,9 @@ std::string check_in_new_process(const Variables& variables, const std::function
   std::string name = "softverbs_gpu_test";
   std::string filter = std::string("--gtest_filter=") + test.test_suite_name() + "." + test.name();
   char* const arguments[] = {name.data(), filter.data(), nullptr};
-  std::vector<std::string> environment{std::string(kInnerProcess) + "=1"};
+  // All cases, where this process has those of one half.
+  std::vector<std::string> environment{std::string(kInnerProcess) + "=1", "GTEST_TOTAL_SHARDS=1",
+                                       "GTEST_SHARD_INDEX=0"};
   for (const auto& [variable, value] : variables) environment.push_back(variable + "=" + value);
   const auto is_replaced = [&](std::string_view entry) {
     const std::string_view variable = entry.substr(0, entry.find('=') + 1);
@@ -100,6 +102,7 @@ std::string check_in_new_process(const Variables& variables, const std::function
   int status = -1;
   EXPECT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0) << "with " << testing::PrintToString(variables) << "\n" << output;
+  EXPECT_NE(output.find("1 test from 1 test suite ran"), std::string::npos) << output;
   return output;
 }
 
