@@ -62,6 +62,7 @@ void receive(netapi::Plugin& net, void* context) {
   }
   EXPECT_TRUE(traffic.run());
   EXPECT_TRUE(target.intact());
+  EXPECT_EQ(write(STDOUT_FILENO, "r", 1), 1);
   EXPECT_OK(net.dereg_mr(recv_comm, mhandle));
   EXPECT_OK(net.close_recv(recv_comm));
 }

@@ -6,7 +6,7 @@
 namespace conformance {
 
 // Role "receiver": writes a handle, accepts and receives kMessages messages of message_bytes(i) with content i + 1: the
-// first half as single messages, the others in groups. Checks them and exits with status 0.
+// first half as single messages, the others in groups. Checks them, writes a byte, closes and exits with status 0.
 constexpr std::size_t kMessages = 160;
 constexpr std::size_t message_bytes(std::size_t i) {
   return i % 7 == 0 ? 0 : 37 * i + (i % 40 == 1 ? 600'000 : 0);
