@@ -171,7 +171,9 @@ class Live(unittest.TestCase):
         return self.eventually(lambda: self.running_ranks())
 
     def start_perf(self, operation, *arguments, **settings):
-        command = perf("-b", "64K", "-e", "64K", "-n", "100000000", "--timeout", "60", *arguments, operation=operation)
+        # Ranks that poll without a pause would take all processors from the tests beside this one.
+        job = ("-b", "64K", "-e", "64K", "-n", "100000000", "--timeout", "60", "--pause", "500")
+        command = perf(*job, *arguments, operation=operation)
         self.job = subprocess.Popen(command, env=environment(self.directory, **settings), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.addCleanup(self.end_job)
 
