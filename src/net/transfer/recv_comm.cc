@@ -238,7 +238,7 @@ void RecvComm::release_entries() {
     RecvRequest& oldest = requests_[wire::ring_index(oldest_member_)];
     const bool optional_used =
         oldest.state == RequestState::kDoneUnconfirmed && first_unused - oldest_member_ - 1 < wire::kMaxInFlight;
-    if (optional_used) oldest.state = RequestState::kFree;
+    if (optional_used) oldest.change_state(RequestState::kFree);
     if (oldest.state != RequestState::kFree) break;
     oldest_member_ += oldest.group_size;
   }
@@ -271,7 +271,7 @@ template <bool kTimed>
   request.group_size = static_cast<std::uint8_t>(group_size);
   request.first_member = first;
   request.optional_completion = optional_completion;
-  request.state = optional_completion ? RequestState::kDone : RequestState::kPending;
+  request.change_state(optional_completion ? RequestState::kDone : RequestState::kPending);
   next_member_ = first + group_size;
   members_allowed_ -= group_size;
   if (arrivals_ != nullptr) arrivals_[index] = 0;
@@ -289,7 +289,7 @@ template <bool kTimed>
     // Pending even when optional, so that its test returns the error. The request is computed again here: keeping it
     // would cost the usual case a register.
     const auto members = static_cast<std::uint32_t>(cts_segment_.length / entry_bytes_);
-    requests_[wire::ring_index(next_member_ - members)].state = RequestState::kPending;
+    requests_[wire::ring_index(next_member_ - members)].change_state(RequestState::kPending);
     fail_post("ibv_post_send", returned, cts_queue_);
   }
   if constexpr (kTimed) {
