@@ -131,8 +131,10 @@ class ProgramTest(unittest.TestCase):
         client = self.start(to_server, settings)
         finished = self.finish(to_server, *client)
         if finished.status != 0 and server[0].poll() is None:
-            time.sleep(0.5)  # the server may still print its error
-            server[0].kill()
+            try:
+                server[0].wait(10)  # it may still print its error
+            except subprocess.TimeoutExpired:
+                server[0].kill()
         return self.finish(arguments, *server), finished
 
 

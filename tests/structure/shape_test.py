@@ -27,7 +27,7 @@ THREAD = rf"\bstd::j?thread(?: \w+)?[({{]|{call('pthread_create', 'std::async')}
 # A poll without a timeout does not wait. Members named wait are those of condition variables and of the monitor's poller.
 WAIT = (
     rf"{call('usleep', 'nanosleep', 'sched_yield', 'sleep_for', 'sleep_until', 'yield', 'epoll_wait')}"
-    r"|(?<!\w)::p?(?:poll|select)\((?![^;]*, 0\)[); ])|(?:\.|->)wait(?:_for|_until)?\("
+    r"|(?<!\w)::p?(?:poll|select)\((?!(?:[^()]|\([^()]*\))*, 0\))|(?:\.|->)wait(?:_for|_until)?\("
 )
 
 
@@ -52,7 +52,7 @@ def files(pattern):
 def functions(name, paths, kind=""):
     """Declarations of the class itself, not of types in it: two spaces, and a name before the first parenthesis."""
     body = re.compile(rf"^class {name}\b[^;{{]*\{{\n(.*?)^\}};", re.M | re.S)
-    function = places(rf"^  (?=[\w~\[])(?!friend |static_assert){kind}[^;{{=(]*?(?:(?<![\w<])(?!VERBATIM_|alignas)\w+|operator\W+)\(", paths)
+    function = places(rf"^  (?=[\w~\[])(?!friend|static_assert){kind}[^;{{=(]*?(?:(?<![\w<])(?!VERBATIM_|alignas)\w+|operator\W+)\(", paths)
 
     def count(texts):
         for path, text in texts.items():
@@ -131,6 +131,7 @@ NO_THREADS = ("std::thread thread_;", "std::thread::id id() {", "std::this_threa
 WAITS = (
     *("::usleep(1);", "::nanosleep(&t, &t);", "::sched_yield();", "std::this_thread::yield();", "n = ::epoll_wait(a, b, c, d);"),
     *("std::this_thread::sleep_for(x);", "std::this_thread::sleep_until(t);", "::select(a, b);", "::ppoll(&x, 1, &t, nullptr);"),
+    *("if (::poll(&x, 1, ms) < 0) return f(\"poll\", 0);", "while (::poll(&x, 1, -1) < 0 && g(fd, 0) > 0) f();"),
     *("f(::poll(&x, 1, 10));", "if (::poll(&x, f(1, 0), ms) > 0) return;", "w.wait(m);", "w->wait_for(m, t);", "w.wait_until(m, t);"),
 )
 NO_WAITS = ("f(::poll(&x, 1, 0));", "if (::poll(&x, 1, 0) > 0) f();", "X::poll(a);", "poll(cq);", "void wait(int x);", "// w.wait(m);")
