@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstdlib>
@@ -257,6 +258,35 @@ TEST(MergedDevices, CoherentAtomics_AreUsed) {
                  EXPECT_EQ(ends.link.recv().stats().device, "softverbs0:1+softverbs1:1");
                },
                {{"VERBATIM_COMPLETION", "atomic"}, {"SOFTVERBS_ATOMICS", "glob"}});
+}
+
+// With lanes a message alone is sent by the code of groups.
+TEST(MergedDevices, ShortMessage_WritesNoSizeUnlessItsSignalCannotCarryIt) {
+  merged_child(
+      "seed=1",
+      [] {
+        MergedEnds ends;
+        ConnectedComms& link = ends.link;
+        constexpr std::size_t kBytes = 20'000;
+        constexpr std::size_t kFourMiB = std::size_t{4} << 20;
+        constexpr std::uint64_t kUntouched = 0xfeed;
+        Buffers<> buffers(link, pattern(kFourMiB, 1));
+        auto& record = *reinterpret_cast<wire::CompletionRecord*>(link.send().endpoint().remote().control_address);
+        std::size_t index = 0;
+        for (const std::size_t capacity : {std::size_t{65'536}, kFourMiB}) {
+          record.size[index] = kUntouched;
+          Request* const receive = link.posted([&] { return buffers.irecv(capacity); });
+          Request* const send = link.posted([&] { return buffers.isend(kBytes); });
+          ASSERT_TRUE(link.wait(send));
+          ASSERT_TRUE(link.wait(receive));
+          EXPECT_EQ(link.is_completed(receive)[0], static_cast<int>(kBytes));
+          EXPECT_EQ(record.size[index], capacity == kFourMiB ? kBytes : kUntouched);
+          ++index;
+        }
+        EXPECT_TRUE(std::equal(buffers.source.begin(), buffers.source.begin() + kBytes, buffers.target.begin()))
+            << "wrong bytes";
+      },
+      {{"VERBATIM_ADAPTIVE_ROUTING", "1"}, {"VERBATIM_SPLIT_DATA_ON_QPS", "0"}});
 }
 
 TEST(MergedDevices, QpDump_NamesThePortOfEachQp) {
