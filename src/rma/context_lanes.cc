@@ -1,5 +1,5 @@
 // A set with several lanes: what is posted is remembered until it is acknowledged, and posted on another lane when its
-// lane has failed. A put may be executed twice: the same bytes, before anybody has been told of them. A signal must
+// lane has failed. A put may be executed twice: the same bytes, before a signal has announced them. A signal must
 // not: the PSN that the peer's QP expects says whether it was executed. Everything in front of the last executed signal
 // was executed too, because the peer executes in order. Everything behind it is posted again, so that a signal and the
 // puts in front of it use one lane.
@@ -185,17 +185,17 @@ void ContextSet::add_to_batch(Target target, PeerQueue& queue, Request& request)
 
 void ContextSet::look_after_lanes() noexcept {
   for (const UniqueCq& cq : further_cqs_) poll(cq.get());
-  if (!failover_->has_news()) return;
+  if (!failover_->has_changes()) return;
   if (!batch_.is_empty()) post_batch();
   try {
-    take_lane_news();
-  } catch (...) {  // the news stay
+    apply_lane_changes();
+  } catch (...) {  // the changes stay recorded
     VERBATIM_WARN("no memory to leave a lane of RMA at rank %u; it is tried again", own_rank());
   }
 }
 
-void ContextSet::take_lane_news() {
-  for (const Failover::Left& failed : failover_->take_news()) {
+void ContextSet::apply_lane_changes() {
+  for (const Failover::Left& failed : failover_->take_lanes_to_leave()) {
     leave_lane(failed);
     if (failures().has_failed()) return;
   }

@@ -329,7 +329,7 @@ class ContextSet {
   bool has_outstanding() const noexcept;
   // Of a set with several lanes: context_lanes.cc.
   void look_after_lanes() noexcept;
-  void take_lane_news();
+  void apply_lane_changes();
   void leave_lane(const Failover::Left& failed);
   std::size_t leave_lane(PeerQueue& queue, std::uint32_t psn);
   // False: the queue cannot post now.

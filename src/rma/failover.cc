@@ -214,7 +214,7 @@ void Failover::receive(std::uint32_t peer, const wire::RmaLane& message) {
                 set_.name_of_peer(peer).c_str(), message.lane + 1, lane_counts_[peer]);
 }
 
-std::vector<Failover::Left> Failover::take_news() {
+std::vector<Failover::Left> Failover::take_lanes_to_leave() {
   std::vector<Left> lanes;
   const MutexLock lock(mutex_);
   changed_ = false;

@@ -78,14 +78,14 @@ class Failover {
   // ---- data path
 
   // Whether lanes have failed that it has not left, or others can be used.
-  bool has_news() const { return to_leave_.load() != 0 || changed_.load(); }
+  bool has_changes() const { return to_leave_.load() != 0 || changed_.load(); }
   struct Left {
     std::uint32_t peer = 0;
     std::uint32_t lane = 0;
     std::optional<Psns> psns;  // the peer's, when the lane is fenced at both ends
   };
   // The lanes that it must leave.
-  std::vector<Left> take_news() VERBATIM_EXCLUDES(mutex_);
+  std::vector<Left> take_lanes_to_leave() VERBATIM_EXCLUDES(mutex_);
   // Nothing that it has posted on the lane is outstanding.
   void left(std::uint32_t peer, std::uint32_t lane) VERBATIM_EXCLUDES(mutex_);
   // It begins to use a lane with the QP of this context. Returns the PSN of its next packet; nullopt: the lane has

@@ -16,7 +16,7 @@ namespace {
 
 constexpr std::uint64_t kMaxPollMs = 1000;
 
-// Waits until one of the sockets has news.
+// Waits until one of the sockets has an event.
 void poll_until(std::vector<pollfd>& sockets, std::uint64_t deadline_ns) {
   const std::uint64_t now = monotonic_ns();
   const std::uint64_t left_ms = deadline_ns > now ? (deadline_ns - now) / kNanosecondsPerMillisecond + 1 : 0;
@@ -112,7 +112,8 @@ void PeerRanks::wait(std::vector<Awaited>& awaited, std::uint64_t deadline_ns) c
   poll_until(sockets, deadline_ns);
   std::uint64_t wakes = 0;
   const bool woken = sockets.back().revents != 0 && ::read(wake_.get(), &wakes, sizeof wakes) > 0;
-  // The monitor may have read a message: then, and when poll has found no socket with news, all are looked at again.
+  // The monitor may have read a message: then, and when poll has found no socket with an event, all are looked at
+  // again.
   const bool any = std::any_of(sockets.begin(), sockets.end(), [](const pollfd& one) { return one.revents != 0; });
   for (std::size_t i = 0; i < awaited.size(); ++i) awaited[i].ready = woken || !any || sockets[i].revents != 0;
 }

@@ -54,7 +54,7 @@ class PeerRanks {
     const PeerRank* peer = nullptr;
     std::optional<wire::RmaExchange> received = std::nullopt;
     bool sent = false;  // this rank's
-    bool ready = true;  // its socket has news
+    bool ready = true;  // its socket has an event
 
     bool is_complete() const { return sent && received.has_value(); }
   };

@@ -12,7 +12,7 @@
 namespace verbatim::memory {
 namespace {
 
-// A kernel without huge pages, or one that is told never to give them, takes the advice and gives small ones.
+// A kernel without huge pages, or with a setting that it never gives them, takes the advice and gives small ones.
 bool kernel_has_huge_pages() {
   std::ifstream file("/sys/kernel/mm/transparent_hugepage/enabled");
   std::string text;

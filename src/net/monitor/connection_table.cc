@@ -57,7 +57,7 @@ void MonitoredConnection::fail(ErrorKind kind, const char* why) {
   failure_exchanged = true;
   failure_unsent = !send(wire::Notice::failed(kind, why));
   comm->set_failure_reason(kind, why);
-  comm->set_signal(CommSignal::kFailedByMonitor);
+  comm->set_event(CommEvent::kFailedByMonitor);
 }
 
 void LostChannel::drop_attempt(const Poller& poller) {

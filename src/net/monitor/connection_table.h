@@ -51,7 +51,7 @@ struct LostChannel {
   bool overdue = false;             // the answer to the probe
   bool comm_failed = false;         // `failed_attempts` counts from then on
   std::uint64_t check_ns = 0;       // when the answer is looked for
-  std::uint64_t probe_ns = 0;       // when the comm is signalled again
+  std::uint64_t probe_ns = 0;       // when the comm gets an event again
   std::uint64_t attempt_ns = 0;     // when `attempt` is given up, or the next one begins
   UniqueFd attempt;                 // a TCP connection that may become the side channel
   UniqueFd offered;                 // one that the peer has made, of an end that prefers its own for a while
@@ -91,7 +91,7 @@ struct MonitoredConnection {
   bool failure_exchanged = false;   // a failure notice was sent or received
   bool failure_unsent = false;      // it could not be sent, and is sent later
   bool close_sent = false;          // graceful close
-  bool silent = false;              // Keepalive has reported that the peer's host acknowledges nothing
+  bool no_answer = false;           // Keepalive has reported that the peer's host acknowledges nothing
   bool resumable = false;           // the source of side channels knows this connection
   bool qp_state_requested = false;  // below
   bool renewal_requested = false;   // Comm::renew_lanes

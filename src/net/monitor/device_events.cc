@@ -35,11 +35,11 @@ std::size_t count_connections(ConnectionTable& table, const Device& device, std:
 void fail_device(ConnectionTable& table, const Device& device, std::uint32_t index) VERBATIM_REQUIRES(table.mutex) {
   table.earlier_failures[index].device = true;
   for (const auto& [fd, connection] : table.connections) {
-    if (connection.comm->uses(device)) connection.comm->set_signal(IBV_EVENT_DEVICE_FATAL, device);
+    if (connection.comm->uses(device)) connection.comm->set_event(IBV_EVENT_DEVICE_FATAL, device);
   }
 }
 
-void signal_comms(ConnectionTable& table, const Device& device, std::uint32_t index, const ibv_async_event& event) {
+void set_comm_events(ConnectionTable& table, const Device& device, std::uint32_t index, const ibv_async_event& event) {
   const ibv_event_type type = event.event_type;
   const bool ends_qp = type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR;
   const MutexLock lock(table.mutex);
@@ -65,7 +65,7 @@ void signal_comms(ConnectionTable& table, const Device& device, std::uint32_t in
   for (const auto& [fd, connection] : table.connections) {
     Comm& comm = *connection.comm;
     if (!(ends_qp ? comm.uses(*event.element.qp) : comm.uses(*event.element.cq))) continue;
-    comm.set_signal(type, device);
+    comm.set_event(type, device);
     found = true;
   }
   if (!found) table.earlier_failures[index].unowned_queue = true;
@@ -195,7 +195,7 @@ void read_device_events(ConnectionTable& table, const Device& device, std::uint3
   const int fd = device.context()->async_fd;
   ibv_async_event event{};
   while (verbs.get_async_event(device.context(), &event) == 0) {
-    signal_comms(table, device, index, event);
+    set_comm_events(table, device, index, event);
     if (event.event_type == IBV_EVENT_PORT_ERR) {
       table.rma_sets->port_down(device, static_cast<std::uint8_t>(event.element.port_num));
     } else if (event.event_type == IBV_EVENT_GID_CHANGE) {

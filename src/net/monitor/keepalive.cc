@@ -30,41 +30,41 @@ void Keepalive::tick(ConnectionTable& table, std::uint64_t now) {
     if (!connection.is_open()) continue;
     const std::uint64_t progress = connection.comm->peer_progress();
     if (std::exchange(connection.peer_progress, progress) != progress) connection.ticks_without_message = 0;
-    if (connection.ticks_without_message++ >= kMissedTicks) handle_silence(table, connection);
+    if (connection.ticks_without_message++ >= kMissedTicks) handle_no_answer(table, connection);
     if (connection.failure_exchanged) continue;
     connection.send_ping();
     if (connection.channel.has_unsent()) table.mark_changed(connection);
   }
 }
 
-void Keepalive::handle_silence(ConnectionTable& table, MonitoredConnection& connection) const {
+void Keepalive::handle_no_answer(ConnectionTable& table, MonitoredConnection& connection) const {
   Comm& comm = *connection.comm;
-  const std::uint64_t silent_ns = (connection.ticks_without_message - 1) * period_ns();
+  const std::uint64_t idle_ns = (connection.ticks_without_message - 1) * period_ns();
   const std::string& peer = comm.endpoint().peer_name();
   if (host_acknowledges(comm.side_channel())) {
     // After a cut the acknowledgements may come before the first message: the peer has until the next tick.
-    if (connection.silent) return end_silence(table, connection);
+    if (connection.no_answer) return handle_answer(table, connection);
     try {
-      connection.fail(ErrorKind::kRemote, peer_silent(peer, silent_ns, true).c_str());
+      connection.fail(ErrorKind::kRemote, peer_idle(peer, idle_ns, true).c_str());
     } catch (...) {  // no memory
       connection.fail(ErrorKind::kRemote, "the peer has sent nothing (VERBATIM_KEEPALIVE_S): its host answers");
     }
     return table.mark_changed(connection);
   }
-  comm.set_channel(ChannelState::kSilent, static_cast<std::uint32_t>(silent_ns / kNanosecondsPerMillisecond));
-  comm.set_signal(CommSignal::kProbePeer);
-  if (std::exchange(connection.silent, true)) return;
+  comm.set_channel(ChannelState::kNoAnswer, static_cast<std::uint32_t>(idle_ns / kNanosecondsPerMillisecond));
+  comm.set_event(CommEvent::kProbePeer);
+  if (std::exchange(connection.no_answer, true)) return;
   table.log(LogLevel::kWarn, [&] {
     return "no message from the peer " + peer + " and no acknowledgement of its host on the side channel for " +
-           to_seconds(silent_ns) +
+           to_seconds(idle_ns) +
            "; the connection fails if its NIC does not answer either. Next: look at the network of the side channels "
            "between the hosts (VERBATIM_SOCKET_IFNAME): firewalls, switches";
   });
 }
 
-void end_silence(ConnectionTable& table, MonitoredConnection& connection) {
-  connection.silent = false;
-  connection.comm->clear_signal(CommSignal::kProbePeer);
+void handle_answer(ConnectionTable& table, MonitoredConnection& connection) {
+  connection.no_answer = false;
+  connection.comm->clear_event(CommEvent::kProbePeer);
   connection.comm->set_channel(ChannelState::kOpen);
   table.log(LogLevel::kInfo, [&] {
     return "the peer " + connection.comm->endpoint().peer_name() + " or its host answers on the side channel again";

@@ -1,6 +1,6 @@
 // VERBATIM_KEEPALIVE_S: pings all peers. Messages, and progress of RDMA, show that a peer lives. If there is neither
 // and the peer's host acknowledges the pings, its process is stopped, and the connection fails. If the host
-// acknowledges nothing either, the network of the side channel may have failed alone: the comm is signalled at each
+// acknowledges nothing either, the network of the side channel may have failed alone: the comm gets an event at each
 // tick to ask the peer's NIC (Comm::post_probes), and it fails when the NIC does not answer.
 #pragma once
 
@@ -25,7 +25,7 @@ class Keepalive {
   std::uint64_t next_tick_ns() const { return next_tick_ns_; }
 
  private:
-  void handle_silence(ConnectionTable& table, MonitoredConnection& connection) const VERBATIM_REQUIRES(table.mutex);
+  void handle_no_answer(ConnectionTable& table, MonitoredConnection& connection) const VERBATIM_REQUIRES(table.mutex);
 
   // A peer whose last message came just before a tick fails kMissedTicks ticks later, which is within the timeout.
   // Ticks are counted, not time: a process that was itself stopped reads no messages for longer than the timeout, and
@@ -39,7 +39,7 @@ class Keepalive {
   std::uint64_t next_tick_ns_ = kNever;
 };
 
-// A message or an acknowledgement has come from a peer that had been reported as silent.
-void end_silence(ConnectionTable& table, MonitoredConnection& connection) VERBATIM_REQUIRES(table.mutex);
+// A message or an acknowledgement has come from a peer that had been reported to give no answer.
+void handle_answer(ConnectionTable& table, MonitoredConnection& connection) VERBATIM_REQUIRES(table.mutex);
 
 }  // namespace verbatim

@@ -217,8 +217,8 @@ bool replace_channel(ConnectionTable& table, MonitoredConnection& connection, Un
   if (connection.failure_exchanged) connection.failure_unsent = true;
   connection.close_sent = false;
   connection.ticks_without_message = 0;
-  connection.silent = false;
-  connection.comm->clear_signal(CommSignal::kProbePeer);
+  connection.no_answer = false;
+  connection.comm->clear_event(CommEvent::kProbePeer);
   connection.comm->set_channel(ChannelState::kOpen);
   connection.comm->send_lane_notices_again();
   connection.find_addresses();
@@ -296,7 +296,7 @@ bool advance_lost_channel(ConnectionTable& table, MonitoredConnection& connectio
     const std::uint64_t progress = connection.comm->peer_progress();
     const bool first = lost.probe_ns == lost.since_ns;
     if (std::exchange(connection.peer_progress, progress) == progress || first || lost.refused) {
-      connection.comm->set_signal(CommSignal::kProbePeer);
+      connection.comm->set_event(CommEvent::kProbePeer);
     }
     lost.probe_ns = now + kProbePeriodNs;
   }

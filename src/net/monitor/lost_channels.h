@@ -10,7 +10,7 @@
 // the attempt of the connecting side is kept. A side channel without an error stays in use until the new one is
 // accepted: the peer may be slow, or end. One that is replaced ends with a reset.
 //
-// While the side channel is lost, the comm is signalled from time to time to ask the peer's NIC (Comm::post_probes),
+// While the side channel is lost, the comm gets an event from time to time to ask the peer's NIC (Comm::post_probes),
 // and it fails when the NIC does not answer. A process that is killed closes its sockets with an end of file, or with a
 // reset if it has not read everything. Its QPs answer nothing: the probe fails after all retries (VERBATIM_TIMEOUT,
 // VERBATIM_RETRY_CNT). The other end knows sooner: the process has ended if the peer's listener refuses, and if
@@ -40,7 +40,7 @@ void ask_for_answer(ConnectionTable& table, MonitoredConnection& connection, std
 void receive_pong(ConnectionTable& table, MonitoredConnection& connection) VERBATIM_REQUIRES(table.mutex);
 // Makes the side channel again if that answer is overdue. Returns when to look again.
 std::uint64_t expect_answer(MonitoredConnection& connection, std::uint64_t now);
-// Signals the comm, and begins or gives up an attempt when it is time. False: the peer process has ended.
+// Sets an event of the comm, and begins or gives up an attempt when it is time. False: the peer process has ended.
 bool advance_lost_channel(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
     VERBATIM_REQUIRES(table.mutex);
 // Continues the attempt, whose socket has become ready.

@@ -127,7 +127,7 @@ Status Monitor::watch(Comm& comm, const void* owner) {
   if (!ask_device) return ask_device.error();
   // query_qp runs without the lock. Later failures arrive as events for this comm.
   if (!*ask_device) return {};
-  if (const Device* failed = comm.failed_device()) comm.set_signal(IBV_EVENT_QP_FATAL, *failed);
+  if (const Device* failed = comm.failed_device()) comm.set_event(IBV_EVENT_QP_FATAL, *failed);
   return {};
 }
 
@@ -138,7 +138,7 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
   for (std::uint32_t i = 0; i < devices_.size(); ++i) {
     if (!comm.uses(*devices_[i])) continue;
     used.insert(i);
-    if (table_.earlier_failures[i].device) comm.set_signal(IBV_EVENT_DEVICE_FATAL, *devices_[i]);
+    if (table_.earlier_failures[i].device) comm.set_event(IBV_EVENT_DEVICE_FATAL, *devices_[i]);
     ask_device = ask_device || table_.earlier_failures[i].unowned_queue;
   }
   table_.closing.try_emplace(owner, 0);
@@ -353,7 +353,7 @@ std::uint64_t Monitor::look_after_lanes(MonitoredConnection& connection, std::ui
   char why[256] = "";
   // The peer may be there at another address.
   const bool moves = connection.lost != nullptr || connection.answer_due_ns != 0;
-  if (connection.silent && !moves) {
+  if (connection.no_answer && !moves) {
     std::snprintf(why, sizeof why, "no lane to the peer %s works, and its host acknowledges nothing",
                   comm.endpoint().peer_name().c_str());
   } else if (waited_ns >= config.reconnect_s * kNanosecondsPerSecond) {
@@ -370,7 +370,7 @@ void Monitor::attend(MonitoredConnection& connection, std::uint64_t now) {
   const bool closing = connection.closing != nullptr;
   if (!closing) stall_reports_.check(table_, connection, now);
   if (connection.lost != nullptr && !advance_lost_channel(table_, connection, now)) {
-    handle_peer_end(table_, connection, CommSignal::kPeerDisconnected);
+    handle_peer_end(table_, connection, CommEvent::kPeerDisconnected);
   }
   send_due_messages(table_, connection, now);
   if (closing && advance_close(table_, connection, now)) return;

@@ -1,7 +1,7 @@
 // The monitor: the one thread that the plugin keeps in a process, for the work that cannot wait for a call of NCCL. It
 // reads the asynchronous events of devices, exchanges messages with the peers over the side channels, finds peers that
 // send nothing and connections that have stalled, and keeps closed connections alive until their peer has closed too.
-// It modifies no QP that a comm uses. It reports to a comm by Comm::set_signal.
+// It modifies no QP that a comm uses. It reports to a comm by Comm::set_event.
 //
 // This class is the loop: it waits in epoll for descriptors, wake-ups and the nearest deadline, calls the parts (the
 // other headers of this folder), and owns the table of connections.
@@ -57,8 +57,8 @@ class Monitor final : public CommObserver {
   Monitor(const Monitor&) = delete;
   Monitor& operator=(const Monitor&) = delete;
 
-  // From now on `comm` gets signals for the events of its devices and of its peer, and at once for earlier failures of
-  // its devices. An error has been logged, and the comm is not watched then. `owner`: an opaque key for drain().
+  // From now on `comm` gets comm events for the events of its devices and of its peer, and at once for earlier failures
+  // of its devices. An error has been logged, and the comm is not watched then. `owner`: an opaque key for drain().
   Status watch(Comm& comm, const void* owner) VERBATIM_EXCLUDES(table_.mutex);
   // The peer is notified that the comm has failed or was aborted.
   void unwatch(Comm& comm) VERBATIM_EXCLUDES(table_.mutex);

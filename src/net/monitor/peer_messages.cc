@@ -19,7 +19,7 @@ void handle_channel_error(ConnectionTable& table, MonitoredConnection& connectio
     VERBATIM_REQUIRES(table.mutex) {
   const bool failed = connection.failure_exchanged || connection.comm->failure_text() != nullptr;
   if (error != 0 && !failed && lose_channel(table, connection, error)) return;
-  handle_peer_end(table, connection, CommSignal::kPeerDisconnected);
+  handle_peer_end(table, connection, CommEvent::kPeerDisconnected);
 }
 
 // The bytes that follow cannot be divided into messages: the side channel is read no more.
@@ -29,26 +29,26 @@ void handle_protocol_error(ConnectionTable& table, MonitoredConnection& connecti
                 "the peer %s sent an unknown message on the side channel: another version of the plugin?",
                 connection.comm->endpoint().peer_name().c_str());
   connection.fail(ErrorKind::kRemote, why);
-  handle_peer_end(table, connection, CommSignal::kPeerDisconnected);
+  handle_peer_end(table, connection, CommEvent::kPeerDisconnected);
 }
 
 void handle_failure_notice(MonitoredConnection& connection, const wire::FailureNotice& failed) {
   if (connection.failure_exchanged) return;
   connection.failure_exchanged = true;
   Comm& comm = *connection.comm;
-  if (failed.kind == ErrorKind::kNone) return comm.set_signal(CommSignal::kPeerAborted);
+  if (failed.kind == ErrorKind::kNone) return comm.set_event(CommEvent::kPeerAborted);
   char why[wire::kMaxFailureText + 128];
   std::snprintf(why, sizeof why, "the peer %s reported: %.*s", comm.endpoint().peer_name().c_str(),
                 static_cast<int>(failed.text.size()), failed.text.data());
   comm.set_failure_reason(ErrorKind::kRemote, why);
-  comm.set_signal(CommSignal::kPeerFailed);
+  comm.set_event(CommEvent::kPeerFailed);
 }
 
 void handle(ConnectionTable& table, MonitoredConnection& connection, const SideChannel::Message& message)
     VERBATIM_REQUIRES(table.mutex) {
   switch (message.type) {
     case wire::MessageType::kClose:
-      return handle_peer_end(table, connection, CommSignal::kPeerClosed);
+      return handle_peer_end(table, connection, CommEvent::kPeerClosed);
     case wire::MessageType::kPing:
       // When the send buffer is full the peer has unread pongs: it needs no other.
       connection.send(wire::Notice::without_body(wire::MessageType::kPong));
@@ -94,11 +94,11 @@ void handle(ConnectionTable& table, MonitoredConnection& connection, const SideC
 
 }  // namespace
 
-void handle_peer_end(ConnectionTable& table, MonitoredConnection& connection, CommSignal signal) {
+void handle_peer_end(ConnectionTable& table, MonitoredConnection& connection, CommEvent event) {
   table.end_loss(connection);
   connection.peer_closed = true;
   table.poller.remove(connection.comm->side_channel().get());
-  connection.comm->set_signal(signal);
+  connection.comm->set_event(event);
 }
 
 void read_peer_messages(ConnectionTable& table, MonitoredConnection& connection) {
@@ -111,7 +111,7 @@ void read_peer_messages(ConnectionTable& table, MonitoredConnection& connection)
     if (!message) return handle_channel_error(table, connection, message.error().sys_errno);
     if (!*message) return;
     connection.ticks_without_message = 0;
-    if (connection.silent) end_silence(table, connection);
+    if (connection.no_answer) handle_answer(table, connection);
     handle(table, connection, **message);
   }
 }

@@ -64,10 +64,10 @@ std::unique_ptr<ProfilerEvents> Comm::make_profiler_events() const {
   return std::make_unique<ProfilerEvents>(settings_.profiler);
 }
 
-void Comm::set_signal(ibv_event_type event, const Device& device) {
+void Comm::set_event(ibv_event_type event, const Device& device) {
   const std::span<const Port* const> ports = endpoint_.ports();
   const auto port = std::find_if(ports.begin(), ports.end(), [&](const Port* one) { return one->device == &device; });
-  failure_state_.set_signal(event, endpoint_.qp_on_port(static_cast<std::size_t>(port - ports.begin())));
+  failure_state_.set_event(event, endpoint_.qp_on_port(static_cast<std::size_t>(port - ports.begin())));
 }
 
 bool Comm::uses(const Device& device, std::uint8_t port_num) const {
@@ -145,12 +145,12 @@ void Comm::abort() {
 
 void Comm::gid_changed(const Device& device, std::uint8_t port_num, const GidEntry& gid) {
   if (failover_ == nullptr) return;
-  LaneMail::Lanes lanes = 0;
+  LaneNotices::Lanes lanes = 0;
   {
     const MutexLock lock(qps_mutex_);
     for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
       const std::size_t qp = failover_->qps(lane).front();
-      if (is_on(qp, device, port_num) && is_same(endpoint_.gid(qp), gid)) lanes |= LaneMail::Lanes{1} << lane;
+      if (is_on(qp, device, port_num) && is_same(endpoint_.gid(qp), gid)) lanes |= LaneNotices::Lanes{1} << lane;
     }
   }
   receive_event(lanes);

@@ -76,14 +76,14 @@ class Comm {
   const Failure* failure() const { return failure_state_.failure(); }
   const std::string* failure_text() const { return failure_state_.text(); }
 
-  // Any thread. The data path processes the signal in a later call.
-  void set_signal(CommSignal signal) { failure_state_.set_signal(signal); }
+  // Any thread. The data path processes the event in a later call.
+  void set_event(CommEvent event) { failure_state_.set_event(event); }
   // An event after which `device`, or a QP or CQ of this comm on it, cannot be used.
-  void set_signal(ibv_event_type event, const Device& device);
-  void clear_signal(CommSignal signal) { failure_state_.clear_signal(signal); }
+  void set_event(ibv_event_type event, const Device& device);
+  void clear_event(CommEvent event) { failure_state_.clear_event(event); }
   // See FailureState. Only the monitor calls it.
   void set_channel(ChannelState state, std::uint32_t detail = 0) { failure_state_.set_channel(state, detail); }
-  // Why the connection ends. Only the monitor calls it, at most once, before the signal kPeerFailed or
+  // Why the connection ends. Only the monitor calls it, at most once, before the event kPeerFailed or
   // kFailedByMonitor.
   void set_failure_reason(ErrorKind kind, std::string_view why) { failure_state_.set_reason(kind, why); }
 
@@ -133,13 +133,13 @@ class Comm {
   template <typename Send>
   void send_lane_notices(Send send) {
     if (failover_ == nullptr) return;
-    while (const std::optional<LaneMail::Outgoing> outgoing = failover_->mail.take_notice()) {
-      if (!send(outgoing->notice)) return failover_->mail.unsend(*outgoing);
+    while (const std::optional<LaneNotices::Outgoing> outgoing = failover_->notices.take_notice()) {
+      if (!send(outgoing->notice)) return failover_->notices.unsend(*outgoing);
     }
   }
   // The side channel is another one.
   void send_lane_notices_again() {
-    if (failover_ != nullptr) failover_->mail.send_again();
+    if (failover_ != nullptr) failover_->notices.send_again();
   }
   // Any thread: whether only lanes that are down have the GID that is this address, of this end or of the peer.
   bool has_lane_down(const std::array<std::uint8_t, 16>& own, const std::array<std::uint8_t, 16>& peer) const;
@@ -187,7 +187,7 @@ class Comm {
   virtual std::optional<std::size_t> busiest_qp() const { return std::nullopt; }
   // Any thread: a number that changes when RDMA of the peer arrives. While it changes the peer lives.
   virtual std::uint64_t peer_progress() const = 0;
-  // Any thread: how often the peer's NIC has answered since the signal kProbePeer.
+  // Any thread: how often the peer's NIC has answered since the event kProbePeer.
   std::uint32_t probes_answered() const { return probes_answered_; }
   // Any thread: how often the CQs were polled until they were empty while the answer to a probe was outstanding.
   std::uint32_t polls_without_answer() const { return polls_without_answer_; }
@@ -304,7 +304,7 @@ class Comm {
   // Any thread: the number of receives posted so far, if all of them have arrived.
   virtual std::optional<std::uint32_t> all_arrived() const { return std::nullopt; }
   // Any thread: writes the CTS entries again if one of these lanes carries them. False: impossible.
-  virtual bool rewrite_ring_without(LaneMail::Lanes) noexcept { return true; }
+  virtual bool rewrite_ring_without(LaneNotices::Lanes) noexcept { return true; }
 
   // The kind of the first error, kNone while the comm has not failed. Calls of the data path return it.
   ErrorKind result() const { return failure_state_.kind(); }
@@ -335,17 +335,17 @@ class Comm {
 
   // To be called only after a poll that emptied the CQs: completions from before the peer ended are processed first.
   // `waits_for_message`: the caller needs a message of the peer.
-  void check_signals(bool waits_for_message) {
-    if ((slow_path_flags() & (kSignals | kProbing)) != 0) process_signals(waits_for_message);
+  void check_events(bool waits_for_message) {
+    if ((slow_path_flags() & (kCommEvents | kProbing)) != 0) process_events(waits_for_message);
   }
-  // Whether any signal is set that ends the connection: then no further message is posted.
+  // Whether any comm event is set that ends the connection: then no further message is posted.
   bool is_peer_or_device_dead() const {
     constexpr std::uint32_t kHarmless =
-        static_cast<std::uint32_t>(CommSignal::kPeerClosed) | static_cast<std::uint32_t>(CommSignal::kProbePeer);
-    return (slow_path_flags() & kSignals & ~kHarmless) != 0;
+        static_cast<std::uint32_t>(CommEvent::kPeerClosed) | static_cast<std::uint32_t>(CommEvent::kProbePeer);
+    return (slow_path_flags() & kCommEvents & ~kHarmless) != 0;
   }
   bool is_probing() const {
-    return (slow_path_flags() & (kProbing | static_cast<std::uint32_t>(CommSignal::kProbePeer))) != 0;
+    return (slow_path_flags() & (kProbing | static_cast<std::uint32_t>(CommEvent::kProbePeer))) != 0;
   }
 
   // Posts a signalled WRITE of zero bytes on this QP, which counts as one of the comm's work requests until
@@ -402,8 +402,8 @@ class Comm {
   void log_lane_down(std::size_t lane, bool worked, const Failure& failure) const;
   void fence_lane(std::size_t lane) noexcept;
   bool is_on(std::size_t qp, const Device& device, std::uint8_t port_num) const;
-  void receive_event(LaneMail::Lanes lanes);
-  bool takes_down(LaneMail::Lanes events, std::size_t lane) const;
+  void receive_event(LaneNotices::Lanes lanes);
+  bool takes_down(LaneNotices::Lanes events, std::size_t lane) const;
   bool advance_idle_lanes();
   // Any thread: events of ports have no effect while no other lane is left. Now one may be. `up`: a port that is not
   // down any more.
@@ -420,7 +420,7 @@ class Comm {
   void fail_without_memory() noexcept;
   void fail_last_lane(std::size_t lane) noexcept;
   ibv_qp_state query_state(const EndpointQp& end) const;
-  void process_signals(bool waits_for_message) noexcept;
+  void process_events(bool waits_for_message) noexcept;
   template <typename Describe>
   void publish_from(Describe describe) noexcept {
     try {

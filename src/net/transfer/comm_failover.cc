@@ -35,11 +35,11 @@ std::vector<std::uint32_t> Comm::working_shares() const {
 bool Comm::receive_lane_down(const wire::LaneDown& down) noexcept {
   if (failover_ == nullptr) return false;
   try {
-    const LaneMail::Round round = failover_->mail.receive_down(down);
-    if (round == LaneMail::Round::kUnknownLane) return false;
-    if (round == LaneMail::Round::kLater) {
+    const LaneNotices::Round round = failover_->notices.receive_down(down);
+    if (round == LaneNotices::Round::kUnknownLane) return false;
+    if (round == LaneNotices::Round::kLater) {
       failover_->renewal.cancel(down.lane, down.round);
-      failover_->mail.send_empty_report(down);
+      failover_->notices.send_empty_report(down);
     }
   } catch (...) {
     return false;
@@ -51,7 +51,7 @@ bool Comm::receive_lane_down(const wire::LaneDown& down) noexcept {
 bool Comm::receive_lane_report(const wire::LaneReport& report) noexcept {
   if (failover_ == nullptr) return false;
   try {
-    if (failover_->mail.receive_report(report) == LaneMail::Round::kUnknownLane) return false;
+    if (failover_->notices.receive_report(report) == LaneNotices::Round::kUnknownLane) return false;
   } catch (...) {
     return false;
   }
@@ -66,12 +66,13 @@ bool Comm::receive_lane_address(wire::MessageType type, const wire::LaneAddress&
       if (!failover_->renewal.receive(address)) return false;
       // A sender that offers new QPs has nothing outstanding on those of before. After receive(): what the data path
       // has adopted until then is superseded, and it adopts no others of before.
-      if (type == wire::MessageType::kLaneOffer && failover_->mail.supersede(address.lane, address.round)) {
+      if (type == wire::MessageType::kLaneOffer && failover_->notices.supersede(address.lane, address.round)) {
         failure_state_.set_flag(kLanes);
       }
       return true;
     }
-    if (failover_->mail.receive_joined(address.lane, address.round) == LaneMail::Round::kUnknownLane) return false;
+    if (failover_->notices.receive_joined(address.lane, address.round) == LaneNotices::Round::kUnknownLane)
+      return false;
   } catch (...) {
     return false;
   }
@@ -87,7 +88,8 @@ void Comm::renew_lanes() noexcept {
                                          needs_flush_qp(endpoint_.qps()[qps.front()].device)};
       wire::LaneAddress offer;
       const LaneRenewal::Outcome outcome = failover_->renewal.renew(lane, subject, offer);
-      if (outcome == LaneRenewal::Outcome::kOffer) failover_->mail.send_address(wire::MessageType::kLaneOffer, offer);
+      if (outcome == LaneRenewal::Outcome::kOffer)
+        failover_->notices.send_address(wire::MessageType::kLaneOffer, offer);
       if (outcome == LaneRenewal::Outcome::kReady) failure_state_.set_flag(kLanes);
     } catch (...) {
       VERBATIM_WARN("there is no memory for the QPs of a lane that is down");
@@ -98,16 +100,16 @@ void Comm::renew_lanes() noexcept {
 
 void Comm::port_down(const Device& device, std::uint8_t port_num) {
   if (failover_ == nullptr) return;
-  LaneMail::Lanes lanes = 0;
+  LaneNotices::Lanes lanes = 0;
   for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
-    if (is_on(failover_->qps(lane).front(), device, port_num)) lanes |= LaneMail::Lanes{1} << lane;
+    if (is_on(failover_->qps(lane).front(), device, port_num)) lanes |= LaneNotices::Lanes{1} << lane;
   }
   receive_event(lanes);
 }
 
-void Comm::receive_event(LaneMail::Lanes lanes) {
+void Comm::receive_event(LaneNotices::Lanes lanes) {
   if (lanes == 0) return;
-  failover_->mail.receive_event(lanes);
+  failover_->notices.receive_event(lanes);
   failure_state_.set_flag(kLanes);
 }
 
@@ -147,7 +149,7 @@ std::uint64_t Comm::watch_lanes(std::uint64_t now) {
   for (std::size_t lane = 0; other_works && lane < failover_->lanes(); ++lane) {
     const Failover::Watch& watch = failover_->watch(lane);
     if (!works(failover_->qps(lane).front()) || now - watch.waits_since_ns < timeout_ns - period_ns) continue;
-    failover_->mail.receive_suspicion(lane);
+    failover_->notices.receive_suspicion(lane);
     failure_state_.set_flag(kLanes);
   }
   return now + period_ns;
@@ -156,7 +158,7 @@ std::uint64_t Comm::watch_lanes(std::uint64_t now) {
 void Comm::suspect_cts() {
   for (std::size_t qp = 0; qp < endpoint_.qps().size(); ++qp) {
     if (!carries_cts(qp)) continue;
-    failover_->mail.receive_suspicion(failover_->lane_of(qp));
+    failover_->notices.receive_suspicion(failover_->lane_of(qp));
     failure_state_.set_flag(kLanes);
   }
 }
@@ -219,19 +221,19 @@ bool Comm::advance_lanes_for_idle() noexcept {
 }
 
 bool Comm::advance_idle_lanes() {
-  LaneMail& mail = failover_->mail;
-  const LaneMail::Lanes events = mail.events();
-  const LaneMail::Lanes awaited = mail.awaited();
+  LaneNotices& notices = failover_->notices;
+  const LaneNotices::Lanes events = notices.events();
+  const LaneNotices::Lanes awaited = notices.awaited();
   if (events == 0 && awaited == 0) return false;
   const std::optional<std::uint32_t> members = all_arrived();
   if (!members) return true;
   for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
-    if (takes_down(events, lane)) mail.send_down(lane);
+    if (takes_down(events, lane)) notices.send_down(lane);
   }
   if (awaited == 0) return false;  // the peer's answer is looked at when it comes
   // With one lane, the entries are written again when it is back.
   if (failover_->lanes() > 1 && !rewrite_ring_without(awaited)) return true;
-  mail.report_all_arrived(*members);
+  notices.report_all_arrived(*members);
   return false;
 }
 
@@ -280,9 +282,8 @@ void Comm::log_lane_up(std::size_t lane) const {
 // Whether the comm can go on although its last lane fails. A connection that has never worked is not made for this
 // network; one whose peer has ended, or answers nothing, has nobody to wait for.
 bool Comm::can_wait_for_lane() const {
-  const bool ended =
-      failure_state_.has(CommSignal::kPeerClosed, CommSignal::kPeerDisconnected, CommSignal::kPeerFailed,
-                         CommSignal::kPeerAborted, CommSignal::kFailedByMonitor, CommSignal::kDeviceFailed);
+  const bool ended = failure_state_.has(CommEvent::kPeerClosed, CommEvent::kPeerDisconnected, CommEvent::kPeerFailed,
+                                        CommEvent::kPeerAborted, CommEvent::kFailedByMonitor, CommEvent::kDeviceFailed);
   return failover_->reconnects() && !ended && failure_state_.channel_state() == ChannelState::kOpen &&
          completed_counts().peer_responded;
 }
@@ -338,7 +339,7 @@ void Comm::fence_lane(std::size_t lane) noexcept {
   try {
     if (failover_->was_used(lane)) failover_->begin_outage(lane);
     stop_lane(lane);
-    failover_->mail.send_down(lane);
+    failover_->notices.send_down(lane);
   } catch (...) {
     return fail_without_memory();
   }
@@ -346,7 +347,7 @@ void Comm::fence_lane(std::size_t lane) noexcept {
 }
 
 // Whether the events of these lanes take the lane down: only if another one works that has no event.
-bool Comm::takes_down(LaneMail::Lanes events, std::size_t lane) const {
+bool Comm::takes_down(LaneNotices::Lanes events, std::size_t lane) const {
   if ((events >> lane & 1) == 0) return false;
   for (std::size_t other = 0; other < failover_->lanes(); ++other) {
     if (works(failover_->qps(other).front()) && (events >> other & 1) == 0) return true;
@@ -398,7 +399,7 @@ void Comm::advance_lanes(bool all_polled) {
   }
   failure_state_.clear_flag(kLanes);
   // A notice may have come since take(), or new QPs.
-  bool pending = failover_->mail.pending();
+  bool pending = failover_->notices.pending();
   for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
     pending = pending || (failover_->state(lane) == LaneState::kDown && failover_->renewal.ready(lane));
   }
@@ -406,7 +407,7 @@ void Comm::advance_lanes(bool all_polled) {
 }
 
 void Comm::receive_lane_notices() {
-  const LaneMail::Incoming incoming = failover_->mail.take();
+  const LaneNotices::Incoming incoming = failover_->notices.take();
   for (std::size_t lane = 0; lane < failover_->lanes() && error() == nullptr; ++lane) {
     const std::size_t qp = failover_->qps(lane).front();
     const LaneState state = failover_->state(lane);
@@ -446,26 +447,26 @@ void Comm::receive_lane_notices() {
 void Comm::advance_lane(std::size_t lane) {
   if (failover_->state(lane) == LaneState::kDraining && lane_drained(lane)) {
     failover_->set_state(lane, LaneState::kFenced);
-    if (!failover_->mail.reported(lane)) failover_->mail.send_report(lane_report(lane));
+    if (!failover_->notices.reported(lane)) failover_->notices.send_report(lane_report(lane));
     if (observer_ != nullptr) observer_->lanes_changed(*this);
   }
-  const bool peer_closed = failure_state_.has(CommSignal::kPeerClosed);
+  const bool peer_closed = failure_state_.has(CommEvent::kPeerClosed);
   if (failover_->state(lane) == LaneState::kFenced && (failover_->peer_fenced(lane) || peer_closed)) {
     std::optional<wire::LaneReport> report;
-    if (failover_->peer_fenced(lane)) report = failover_->mail.report(lane);
+    if (failover_->peer_fenced(lane)) report = failover_->notices.report(lane);
     const bool unused = !failover_->was_used(lane);
     failover_->set_state(lane, LaneState::kDown);
     recover_lane(lane, report);
     if (!report) return;
-    failover_->renewal.lane_down(lane, failover_->mail.round(lane), unused);
+    failover_->renewal.lane_down(lane, failover_->notices.round(lane), unused);
     if (observer_ != nullptr) observer_->lanes_changed(*this);
   }
   if (failover_->state(lane) == LaneState::kJoining && kind_ == CommKind::kSend && failover_->pings(lane) == 0) {
     lane_joined(lane);
     wire::LaneAddress address;
     address.lane = static_cast<std::uint32_t>(lane);
-    address.round = failover_->mail.round(lane);
-    failover_->mail.send_address(wire::MessageType::kLaneAnswer, address);
+    address.round = failover_->notices.round(lane);
+    failover_->notices.send_address(wire::MessageType::kLaneAnswer, address);
     if (observer_ != nullptr) observer_->lanes_changed(*this);
   }
 }
@@ -475,7 +476,7 @@ void Comm::adopt_new_qps(std::size_t lane) {
   LaneRenewal& renewal = failover_->renewal;
   const std::optional<std::uint32_t> round = renewal.ready(lane);
   if (!round) return;
-  failover_->mail.begin_round(lane, *round);
+  failover_->notices.begin_round(lane, *round);
   std::optional<LaneQps> made = renewal.adopt(lane, *round);
   if (!made) return;  // the peer has declared it down, or has made another offer
   const wire::LaneAddress local = made->local;
@@ -489,7 +490,7 @@ void Comm::adopt_new_qps(std::size_t lane) {
   renewal.retire(std::move(*made));
   failover_->set_state(lane, LaneState::kJoining);
   adopt_lane(lane);
-  if (kind_ == CommKind::kRecv) failover_->mail.send_address(wire::MessageType::kLaneAnswer, local);
+  if (kind_ == CommKind::kRecv) failover_->notices.send_address(wire::MessageType::kLaneAnswer, local);
   if (!flushes) fence_lane(lane);  // a flush has been prepared since
   if (observer_ != nullptr) observer_->lanes_changed(*this);
 }

@@ -12,7 +12,7 @@
 namespace verbatim {
 namespace {
 
-// Signals come by TCP, data by RDMA: data that the peer sent before it ended may still arrive for this long.
+// Comm events come by TCP, data by RDMA: data that the peer sent before it ended may still arrive for this long.
 constexpr std::uint64_t kArrivalGraceNs = 200 * kNanosecondsPerMillisecond;
 // A flushed work request is a consequence: the device's event that names the cause may come this much later.
 constexpr std::uint64_t kEventWaitNs = 200 * kNanosecondsPerMillisecond;
@@ -23,29 +23,29 @@ constexpr unsigned kEventPollIntervalUs = 1000;
 // On the first QP of each port (QP j is on port j modulo their number), and on the one that carries the CTS entries. In
 // each the answer of the peer's NIC comes behind the work that was posted before.
 void Comm::post_probes() noexcept {
-  if (error() != nullptr || probes_left_ != 0) return failure_state_.clear_signal(CommSignal::kProbePeer);
+  if (error() != nullptr || probes_left_ != 0) return failure_state_.clear_event(CommEvent::kProbePeer);
   for (std::size_t qp = 0; qp < endpoint_.qps().size(); ++qp) {
     if ((qp >= endpoint_.ports().size() && !carries_cts(qp)) || !works(qp)) continue;
     int returned = 0;
     if (!post_probe(qp, returned)) continue;
     if (returned != 0) return fail_post("ibv_post_send", returned, qp);
-    failure_state_.clear_signal(CommSignal::kProbePeer);
+    failure_state_.clear_event(CommEvent::kProbePeer);
     failure_state_.set_flag(kProbing);
     probes_left_ += 1;
   }
 }
 
-void Comm::process_signals(bool waits_for_message) noexcept {
+void Comm::process_events(bool waits_for_message) noexcept {
   if ((slow_path_flags() & kProbing) != 0 && !waits_for_message) ++polls_without_answer_;  // waits: the poll is counted
-  if (failure_state_.has(CommSignal::kDeviceFailed)) {
+  if (failure_state_.has(CommEvent::kDeviceFailed)) {
     return fail(ErrorKind::kSystem, "device", [&] { return device_event(); });
   }
-  constexpr auto kProbe = static_cast<std::uint32_t>(CommSignal::kProbePeer);
+  constexpr auto kProbe = static_cast<std::uint32_t>(CommEvent::kProbePeer);
   if ((slow_path_flags() & kProbe) != 0) post_probes();
-  if ((slow_path_flags() & kSignals & ~kProbe) == 0) return;
-  const bool failed_by_monitor = failure_state_.has(CommSignal::kFailedByMonitor);
-  const bool has_reason = failed_by_monitor || failure_state_.has(CommSignal::kPeerFailed);
-  const bool disconnected = failure_state_.has(CommSignal::kPeerAborted, CommSignal::kPeerDisconnected);
+  if ((slow_path_flags() & kCommEvents & ~kProbe) == 0) return;
+  const bool failed_by_monitor = failure_state_.has(CommEvent::kFailedByMonitor);
+  const bool has_reason = failed_by_monitor || failure_state_.has(CommEvent::kPeerFailed);
+  const bool disconnected = failure_state_.has(CommEvent::kPeerAborted, CommEvent::kPeerDisconnected);
   // After a graceful close an outstanding send may still be acknowledged; without one it never is. An outstanding
   // receive, or its flush, waits for data only.
   const bool nothing_pending = disconnected && kind_ == CommKind::kSend ? all_done() : !waits_for_peer();
@@ -60,20 +60,20 @@ void Comm::process_signals(bool waits_for_message) noexcept {
 Failure Comm::peer_ended() const {
   const PathFacts path = facts(0);
   const std::string peer = endpoint_.peer_name();
-  if (failure_state_.has(CommSignal::kFailedByMonitor, CommSignal::kPeerFailed)) {
+  if (failure_state_.has(CommEvent::kFailedByMonitor, CommEvent::kPeerFailed)) {
     const bool local =
-        failure_state_.has(CommSignal::kFailedByMonitor) && failure_state_.reason_kind() == ErrorKind::kSystem;
+        failure_state_.has(CommEvent::kFailedByMonitor) && failure_state_.reason_kind() == ErrorKind::kSystem;
     const std::string next =
         local ? "look at this process and its device" : "look at " + peer + " first: its log says more";
     return {failure_state_.reason(), {"", next}, path};
   }
   const std::string next = "look at " + peer + " first: its log says why";
-  if (failure_state_.has(CommSignal::kPeerAborted)) {
+  if (failure_state_.has(CommEvent::kPeerAborted)) {
     return {"the peer " + peer + " aborted the connection",
             {"its application closed it with outstanding operations", next},
             path};
   }
-  if (failure_state_.has(CommSignal::kPeerDisconnected)) {
+  if (failure_state_.has(CommEvent::kPeerDisconnected)) {
     return {"the peer " + peer + " ended without closing a connection that has outstanding operations",
             {"its process was killed or crashed, or its host failed", next},
             path};
@@ -92,8 +92,8 @@ Failure Comm::peer_lost(const FailureState::HeldCompletion& held, const PathFact
       describe_completion(held.completion, verbs.wc_status_str(held.completion.status), held.work, held.flushed);
   const std::string next = "look at " + peer + " first: " + completion;
   switch (failure_state_.channel_state()) {
-    case ChannelState::kSilent:
-      return {peer_silent(peer, failure_state_.channel_detail() * kNanosecondsPerMillisecond, false), {"", next}, path};
+    case ChannelState::kNoAnswer:
+      return {peer_idle(peer, failure_state_.channel_detail() * kNanosecondsPerMillisecond, false), {"", next}, path};
     case ChannelState::kLost:
       return {"the peer " + peer + " is lost: its side channel ended with " +
                   std::strerror(static_cast<int>(failure_state_.channel_detail())) + ", and its NIC does not answer",
@@ -153,10 +153,10 @@ void Comm::fail_completion(const ibv_wc& completion, std::size_t qp, const Faile
 // The peer's failure notice does not end the wait: the peer reports what the local device refused. The thread that acts
 // for an idle application reads the device's events itself: they do not come while it waits.
 bool Comm::wait_for_device_event() const {
-  if ((failure_state_.acquire_flags() & kMonitorActs) != 0) return failure_state_.has(CommSignal::kDeviceFailed);
+  if ((failure_state_.acquire_flags() & kMonitorActs) != 0) return failure_state_.has(CommEvent::kDeviceFailed);
   const std::uint64_t end = monotonic_ns() + kEventWaitNs;
-  while (!failure_state_.has(CommSignal::kDeviceFailed) && monotonic_ns() < end) ::usleep(kEventPollIntervalUs);
-  return failure_state_.has(CommSignal::kDeviceFailed);
+  while (!failure_state_.has(CommEvent::kDeviceFailed) && monotonic_ns() < end) ::usleep(kEventPollIntervalUs);
+  return failure_state_.has(CommEvent::kDeviceFailed);
 }
 
 void Comm::log_held_completion() noexcept {
@@ -182,8 +182,8 @@ PathFacts Comm::facts(std::size_t qp) const {
   PathFacts facts = endpoint_.path_facts(qp, settings_.host_name);
   facts.completed_counts = completed_counts();
   facts.peer_disconnected =
-      failure_state_.has(CommSignal::kPeerClosed, CommSignal::kPeerDisconnected, CommSignal::kPeerAborted);
-  if (failure_state_.has(CommSignal::kPeerFailed)) facts.peer_report = failure_state_.reason();
+      failure_state_.has(CommEvent::kPeerClosed, CommEvent::kPeerDisconnected, CommEvent::kPeerAborted);
+  if (failure_state_.has(CommEvent::kPeerFailed)) facts.peer_report = failure_state_.reason();
   if (failure_state_.channel_state() == ChannelState::kLost) {
     facts.channel_errno = static_cast<int>(failure_state_.channel_detail());
   }

@@ -69,7 +69,7 @@ class CommProgress : public Comm {
     return comm.result();
   }
 
-  // `polled` is the result of poll_first_cq(). Polls the other CQs, logs a failed completion, processes signals,
+  // `polled` is the result of poll_first_cq(). Polls the other CQs, logs a failed completion, processes comm events,
   // advances lanes that fail, and continues a pending post.
   void run_slow_path(int polled) {
     bool all_polled = polled < kPollBatch;
@@ -92,7 +92,7 @@ class CommProgress : public Comm {
       }
       log_held_completion();
     }
-    if (all_polled) check_signals(false);
+    if (all_polled) check_events(false);
     if (lanes_change()) process_lanes(all_polled);
     derived().resume_pending_post();
   }

@@ -14,26 +14,26 @@ std::uint64_t unix_ns() {
   return static_cast<std::uint64_t>(now.tv_sec) * kNanosecondsPerSecond + static_cast<std::uint64_t>(now.tv_nsec);
 }
 
-constexpr LaneMail::Lanes bit(std::size_t lane) {
-  return LaneMail::Lanes{1} << lane;
+constexpr LaneNotices::Lanes bit(std::size_t lane) {
+  return LaneNotices::Lanes{1} << lane;
 }
 constexpr std::size_t kMaxLanes = 64;  // one bit each
 static_assert(wire::kMaxDevices * wire::kMaxDevices <= kMaxLanes);
 
 }  // namespace
 
-LaneMail::Letters& LaneMail::letters(std::size_t lane) {
-  if (letters_ == nullptr) letters_ = std::make_unique<Letters[]>(count_);
-  return letters_[lane];
+LaneNotices::PerLane& LaneNotices::per_lane(std::size_t lane) {
+  if (per_lane_ == nullptr) per_lane_ = std::make_unique<PerLane[]>(count_);
+  return per_lane_[lane];
 }
 
-LaneMail::Round LaneMail::round_of(std::uint32_t lane, std::uint32_t round) {
+LaneNotices::Round LaneNotices::round_of(std::uint32_t lane, std::uint32_t round) {
   if (lane >= count_) return Round::kUnknownLane;
-  const std::uint32_t current = letters(lane).round;
+  const std::uint32_t current = per_lane(lane).round;
   return round == current ? Round::kCurrent : round < current ? Round::kEarlier : Round::kLater;
 }
 
-LaneMail::Round LaneMail::receive_down(const wire::LaneDown& down) {
+LaneNotices::Round LaneNotices::receive_down(const wire::LaneDown& down) {
   const MutexLock lock(mutex_);
   const Round round = round_of(down.lane, down.round);
   if (round != Round::kCurrent) return round;
@@ -42,42 +42,42 @@ LaneMail::Round LaneMail::receive_down(const wire::LaneDown& down) {
   return round;
 }
 
-LaneMail::Round LaneMail::receive_report(const wire::LaneReport& report) {
+LaneNotices::Round LaneNotices::receive_report(const wire::LaneReport& report) {
   const MutexLock lock(mutex_);
   const Round round = round_of(report.lane, report.round);
   if (round != Round::kCurrent) return round;
-  letters(report.lane).report_in = report;
+  per_lane(report.lane).report_in = report;
   incoming_.fenced |= bit(report.lane);
   asked_ |= bit(report.lane);
   return round;
 }
 
-bool LaneMail::supersede(std::uint32_t lane, std::uint32_t round) {
+bool LaneNotices::supersede(std::uint32_t lane, std::uint32_t round) {
   const MutexLock lock(mutex_);
   if (round_of(lane, round) != Round::kLater) return false;
-  letters(lane).report_in = {.lane = lane, .round = letters(lane).round};
+  per_lane(lane).report_in = {.lane = lane, .round = per_lane(lane).round};
   incoming_.down |= bit(lane);
   incoming_.fenced |= bit(lane);
   return true;
 }
 
-LaneMail::Round LaneMail::receive_joined(std::uint32_t lane, std::uint32_t round) {
+LaneNotices::Round LaneNotices::receive_joined(std::uint32_t lane, std::uint32_t round) {
   const MutexLock lock(mutex_);
   const Round of = round_of(lane, round);
   if (of == Round::kCurrent) incoming_.joined |= bit(lane);
   return of;
 }
 
-std::uint32_t LaneMail::round(std::size_t lane) const {
+std::uint32_t LaneNotices::round(std::size_t lane) const {
   const MutexLock lock(mutex_);
-  return letters_ != nullptr ? letters_[lane].round : 0;
+  return per_lane_ != nullptr ? per_lane_[lane].round : 0;
 }
 
-void LaneMail::begin_round(std::size_t lane, std::uint32_t round) {
+void LaneNotices::begin_round(std::size_t lane, std::uint32_t round) {
   const MutexLock lock(mutex_);
-  letters(lane).round = round;
+  per_lane(lane).round = round;
   // The peer has declared this round down, and waits for the report.
-  const bool reports = (unsent_reports_ & bit(lane)) != 0 && letters(lane).report_out.round == round;
+  const bool reports = (unsent_reports_ & bit(lane)) != 0 && per_lane(lane).report_out.round == round;
   for (Lanes* lanes : {&incoming_.down, &incoming_.fenced, &incoming_.joined, &incoming_.suspected, &asked_, &reported_,
                        &declared_, &unsent_down_, &unsent_reports_}) {
     *lanes &= ~bit(lane);
@@ -88,60 +88,60 @@ void LaneMail::begin_round(std::size_t lane, std::uint32_t round) {
   }
 }
 
-void LaneMail::receive_event(Lanes lanes) {
+void LaneNotices::receive_event(Lanes lanes) {
   const MutexLock lock(mutex_);
   incoming_.events |= lanes;
 }
 
-void LaneMail::receive_suspicion(std::size_t lane) {
+void LaneNotices::receive_suspicion(std::size_t lane) {
   const MutexLock lock(mutex_);
   incoming_.suspected |= bit(lane);
 }
 
-LaneMail::Incoming LaneMail::take() {
+LaneNotices::Incoming LaneNotices::take() {
   const MutexLock lock(mutex_);
   return std::exchange(incoming_, {});
 }
 
-bool LaneMail::pending() const {
+bool LaneNotices::pending() const {
   const MutexLock lock(mutex_);
   return (incoming_.down | incoming_.fenced | incoming_.joined | incoming_.suspected | incoming_.events) != 0;
 }
 
-wire::LaneReport LaneMail::report(std::size_t lane) const {
+wire::LaneReport LaneNotices::report(std::size_t lane) const {
   const MutexLock lock(mutex_);
-  return letters_[lane].report_in;
+  return per_lane_[lane].report_in;
 }
 
-void LaneMail::send_down(std::size_t lane) {
+void LaneNotices::send_down(std::size_t lane) {
   const MutexLock lock(mutex_);
   if ((declared_ & bit(lane)) != 0) return;
-  letters(lane);
+  per_lane(lane);
   declared_ |= bit(lane);
   unsent_down_ |= bit(lane);
 }
 
-void LaneMail::send_report(wire::LaneReport report) {
+void LaneNotices::send_report(wire::LaneReport report) {
   const MutexLock lock(mutex_);
   if ((reported_ & bit(report.lane)) != 0) return;
-  report.round = letters(report.lane).round;
-  letters(report.lane).report_out = report;
+  report.round = per_lane(report.lane).round;
+  per_lane(report.lane).report_out = report;
   reported_ |= bit(report.lane);
   unsent_reports_ |= bit(report.lane);
 }
 
-void LaneMail::send_address(wire::MessageType type, const wire::LaneAddress& address) {
+void LaneNotices::send_address(wire::MessageType type, const wire::LaneAddress& address) {
   const MutexLock lock(mutex_);
-  letters(address.lane).address_type = type;
-  letters(address.lane).address_out = address;
+  per_lane(address.lane).address_type = type;
+  per_lane(address.lane).address_out = address;
   addressed_ |= bit(address.lane);
   unsent_addresses_ |= bit(address.lane);
 }
 
-void LaneMail::send_empty_report(const wire::LaneDown& down) {
+void LaneNotices::send_empty_report(const wire::LaneDown& down) {
   const MutexLock lock(mutex_);
-  letters(down.lane).report_out = {.lane = down.lane, .round = down.round};
-  if (letters(down.lane).address_out.round <= down.round) {
+  per_lane(down.lane).report_out = {.lane = down.lane, .round = down.round};
+  if (per_lane(down.lane).address_out.round <= down.round) {
     addressed_ &= ~bit(down.lane);
     unsent_addresses_ &= ~bit(down.lane);
   }
@@ -149,33 +149,33 @@ void LaneMail::send_empty_report(const wire::LaneDown& down) {
   unsent_reports_ |= bit(down.lane);
 }
 
-LaneMail::Lanes LaneMail::awaited() const {
+LaneNotices::Lanes LaneNotices::awaited() const {
   const MutexLock lock(mutex_);
   return asked_ & ~reported_;
 }
 
-LaneMail::Lanes LaneMail::events() const {
+LaneNotices::Lanes LaneNotices::events() const {
   const MutexLock lock(mutex_);
   return incoming_.events | incoming_.suspected;
 }
 
-bool LaneMail::reported(std::size_t lane) const {
+bool LaneNotices::reported(std::size_t lane) const {
   const MutexLock lock(mutex_);
   return (reported_ & bit(lane)) != 0;
 }
 
-void LaneMail::report_all_arrived(std::uint32_t members) {
+void LaneNotices::report_all_arrived(std::uint32_t members) {
   const MutexLock lock(mutex_);
-  for (LaneMail::Lanes left = asked_ & ~reported_; left != 0; left &= left - 1) {
+  for (LaneNotices::Lanes left = asked_ & ~reported_; left != 0; left &= left - 1) {
     const auto lane = static_cast<std::uint32_t>(std::countr_zero(left));
-    letters(lane).report_out = {
-        .lane = lane, .round = letters(lane).round, .members = members, .next_arrival = members, .all_arrived = 1};
+    per_lane(lane).report_out = {
+        .lane = lane, .round = per_lane(lane).round, .members = members, .next_arrival = members, .all_arrived = 1};
   }
   unsent_reports_ |= asked_ & ~reported_;
   reported_ |= asked_;
 }
 
-std::optional<LaneMail::Outgoing> LaneMail::take_notice() {
+std::optional<LaneNotices::Outgoing> LaneNotices::take_notice() {
   const MutexLock lock(mutex_);
   const auto take = [](Lanes& unsent) {
     const auto lane = static_cast<std::uint32_t>(std::countr_zero(unsent));
@@ -184,28 +184,28 @@ std::optional<LaneMail::Outgoing> LaneMail::take_notice() {
   };
   if (unsent_down_ != 0) {
     const std::uint32_t lane = take(unsent_down_);
-    return Outgoing{wire::Notice::lane_down({lane, letters(lane).round}), Kind::kDown, bit(lane)};
+    return Outgoing{wire::Notice::lane_down({lane, per_lane(lane).round}), Kind::kDown, bit(lane)};
   }
   if (unsent_reports_ != 0) {
     const std::uint32_t lane = take(unsent_reports_);
-    return Outgoing{wire::Notice::lane_fenced(letters(lane).report_out), Kind::kReport, bit(lane)};
+    return Outgoing{wire::Notice::lane_fenced(per_lane(lane).report_out), Kind::kReport, bit(lane)};
   }
   if (unsent_addresses_ != 0) {
     const std::uint32_t lane = take(unsent_addresses_);
-    const Letters& of_lane = letters(lane);
+    const PerLane& of_lane = per_lane(lane);
     return Outgoing{wire::Notice::lane_address(of_lane.address_type, of_lane.address_out), Kind::kAddress, bit(lane)};
   }
   return std::nullopt;
 }
 
-void LaneMail::unsend(const Outgoing& outgoing) {
+void LaneNotices::unsend(const Outgoing& outgoing) {
   const MutexLock lock(mutex_);
   (outgoing.kind == Kind::kDown     ? unsent_down_
    : outgoing.kind == Kind::kReport ? unsent_reports_
                                     : unsent_addresses_) |= outgoing.lane;
 }
 
-void LaneMail::send_again() {
+void LaneNotices::send_again() {
   const MutexLock lock(mutex_);
   unsent_down_ = declared_;
   unsent_reports_ = reported_;

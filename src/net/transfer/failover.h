@@ -20,7 +20,7 @@
 // the receiver report which messages are complete. It counts the parts of the others anew, from zero.
 //
 // Between the first step and the end of the last one the slow path flag kLanes is set: the comm posts no new message,
-// and each call of the data path advances the lanes (Comm::process_lanes). LaneMail is how the monitor takes part.
+// and each call of the data path advances the lanes (Comm::process_lanes). LaneNotices is how the monitor takes part.
 #pragma once
 
 #include <array>
@@ -44,9 +44,9 @@
 namespace verbatim {
 
 // Notices between the data path of a comm and the monitor, which sends and receives them. Any thread.
-class LaneMail {
+class LaneNotices {
  public:
-  explicit LaneMail(std::size_t lanes) : count_(lanes) {}
+  explicit LaneNotices(std::size_t lanes) : count_(lanes) {}
 
   // By lane, one bit each.
   using Lanes = std::uint64_t;
@@ -79,7 +79,7 @@ class LaneMail {
 
   // Only once in a round.
   void send_down(std::size_t lane) VERBATIM_EXCLUDES(mutex_);
-  // Only the first report of a lane in a round is sent. The mailbox sets its round.
+  // Only the first report of a lane in a round is sent. This class sets its round.
   void send_report(wire::LaneReport report) VERBATIM_EXCLUDES(mutex_);
   // An offer or an answer; it is sent again with the others until the next one.
   void send_address(wire::MessageType type, const wire::LaneAddress& address) VERBATIM_EXCLUDES(mutex_);
@@ -106,7 +106,7 @@ class LaneMail {
   void send_again() VERBATIM_EXCLUDES(mutex_);
 
  private:
-  struct Letters {
+  struct PerLane {
     wire::LaneReport report_in;
     wire::LaneReport report_out;
     wire::LaneAddress address_out;
@@ -115,13 +115,13 @@ class LaneMail {
   };
 
   Round round_of(std::uint32_t lane, std::uint32_t round) VERBATIM_REQUIRES(mutex_);
-  Letters& letters(std::size_t lane) VERBATIM_REQUIRES(mutex_);
+  PerLane& per_lane(std::size_t lane) VERBATIM_REQUIRES(mutex_);
 
   const std::size_t count_;
   mutable Mutex mutex_;
   Incoming incoming_ VERBATIM_GUARDED_BY(mutex_);
   // Allocated with the first notice: most connections never have one.
-  std::unique_ptr<Letters[]> letters_ VERBATIM_GUARDED_BY(mutex_);
+  std::unique_ptr<PerLane[]> per_lane_ VERBATIM_GUARDED_BY(mutex_);
   Lanes asked_ VERBATIM_GUARDED_BY(mutex_) = 0;     // by the peer
   Lanes reported_ VERBATIM_GUARDED_BY(mutex_) = 0;  // in reports_out_
   Lanes declared_ VERBATIM_GUARDED_BY(mutex_) = 0;  // down, by this end
@@ -187,7 +187,7 @@ class Failover {
   std::unique_ptr<Flushed> flushed;
 
   // Any thread.
-  LaneMail mail;
+  LaneNotices notices;
   LaneRenewal renewal;
 
  private:
@@ -202,7 +202,7 @@ class Failover {
   };
 
   explicit Failover(std::vector<Lane> lanes, std::vector<std::uint8_t> lane_of_qp, bool sends, bool reconnects)
-      : mail(lanes.size()),
+      : notices(lanes.size()),
         renewal(lanes.size(), sends),
         lanes_(std::move(lanes)),
         lane_of_qp_(std::move(lane_of_qp)),
@@ -212,7 +212,7 @@ class Failover {
   std::vector<std::uint8_t> lane_of_qp_;
   std::vector<LaneOutage> outages_;
   const bool reconnects_;
-  std::atomic<LaneMail::Lanes> not_working_{0};
+  std::atomic<LaneNotices::Lanes> not_working_{0};
 };
 
 // A part of a group that was posted on a QP: its ring index, number, and which of its 65,536 parts it carries.

@@ -4,13 +4,13 @@
 //      |                                           ^
 //      +--record_completion--> kCompletionHeld ----+ publish
 //
-//   kWorking         no error; the monitor may have set signals, which the data path reads at its next progress
+//   kWorking         no error; the monitor may have set comm events, which the data path reads at its next progress
 //   kRecorded        the comm has failed: error() is final; the log line is being written
 //   kCompletionHeld  the comm has failed with a completion. Completions polled after it are still examined: a flushed
 //                    work request may come before the one that is the cause, and the others are counted
 //   kPublished       the failure is logged; text() is set for the monitor, which sends it to the peer
 //
-// Owned by a comm. The thread of the data path records and publishes; any thread sets signals and reads text().
+// Owned by a comm. The thread of the data path records and publishes; any thread sets comm events and reads text().
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -28,7 +28,7 @@
 namespace verbatim {
 
 // What the monitor reports to a comm: bits of its flags.
-enum class CommSignal : std::uint32_t {
+enum class CommEvent : std::uint32_t {
   kPeerClosed = 0x1,        // the peer closed the connection gracefully
   kPeerDisconnected = 0x2,  // the side channel ended without a close message
   kDeviceFailed = 0x4,      // an event of the local device, or of a QP or CQ of this comm; device_event() is set
@@ -41,15 +41,15 @@ enum class CommSignal : std::uint32_t {
 // What the monitor knows of the side channel of a comm that has not failed.
 enum class ChannelState : std::uint8_t {
   kOpen,
-  kSilent,  // the peer's host acknowledges nothing
-  kLost,    // it has ended with an error, and is made again
+  kNoAnswer,  // the peer's host acknowledges nothing
+  kLost,      // it has ended with an error, and is made again
 };
 
 class FailureState {
  public:
   // The slow path flags. A call of the data path that finds one of them set takes the slow path.
   enum Flag : std::uint32_t {
-    kSignals = 0xff,        // CommSignal
+    kCommEvents = 0xff,     // CommEvent
     kFailed = 0x100,        // error() is set
     kPostPending = 0x200,   // a group waits for free entries of a send queue
     kSeveralCqs = 0x400,    // the comm has more than one completion queue: set for its whole life
@@ -68,21 +68,19 @@ class FailureState {
   const Error* error() const { return kind() != ErrorKind::kNone ? &error_ : nullptr; }
 
   // Any thread.
-  void set_signal(CommSignal signal) { flags_.fetch_or(static_cast<std::uint32_t>(signal), std::memory_order_release); }
-  void clear_signal(CommSignal signal) {
-    flags_.fetch_and(~static_cast<std::uint32_t>(signal), std::memory_order_relaxed);
-  }
+  void set_event(CommEvent event) { flags_.fetch_or(static_cast<std::uint32_t>(event), std::memory_order_release); }
+  void clear_event(CommEvent event) { flags_.fetch_and(~static_cast<std::uint32_t>(event), std::memory_order_relaxed); }
   // `qp`: the first one on the port that the event concerns.
-  void set_signal(ibv_event_type event, std::size_t qp) {
+  void set_event(ibv_event_type event, std::size_t qp) {
     device_event_.store(event, std::memory_order_relaxed);
     event_qp_.store(static_cast<std::uint8_t>(qp), std::memory_order_relaxed);
-    set_signal(CommSignal::kDeviceFailed);
+    set_event(CommEvent::kDeviceFailed);
   }
   // The event of the last kDeviceFailed.
   ibv_event_type device_event() const { return device_event_.load(std::memory_order_relaxed); }
   std::size_t event_qp() const { return event_qp_.load(std::memory_order_relaxed); }
-  // Only the monitor calls it. `detail`: how long the peer has been silent, in ms, or the errno with which the channel
-  // was lost.
+  // Only the monitor calls it. `detail`: for how long the peer has sent nothing, in ms, or the errno with which the
+  // channel was lost.
   void set_channel(ChannelState state, std::uint32_t detail) {
     channel_.store(std::uint64_t{static_cast<std::uint8_t>(state)} << 32 | detail, std::memory_order_relaxed);
   }
@@ -92,9 +90,9 @@ class FailureState {
   }
   std::uint32_t channel_detail() const { return static_cast<std::uint32_t>(channel_.load(std::memory_order_relaxed)); }
   // Whether the monitor has set one of these.
-  template <typename... Signals>
-  bool has(Signals... signals) const {
-    return (flags_.load(std::memory_order_acquire) & (static_cast<std::uint32_t>(signals) | ...)) != 0;
+  template <typename... Events>
+  bool has(Events... events) const {
+    return (flags_.load(std::memory_order_acquire) & (static_cast<std::uint32_t>(events) | ...)) != 0;
   }
 
   // Why the connection ends. Only the monitor calls it, at most once, and sets kPeerFailed or kFailedByMonitor after

@@ -191,10 +191,10 @@ void RecvComm::post_fence_receive(std::size_t queue_index) {
 // Computes how many members may be posted: the limits are requests, CTS work requests and receives on every QP. Returns
 // whether a group of this size may.
 bool RecvComm::update_allowance(std::uint32_t group_size) {
-  // Optional receives are not tested: for them only this function polls and reads signals.
-  if (cts_free() == 0 || optional_posted_ || (slow_path_flags() & kSignals) != 0) CommProgress::progress();
+  // Optional receives are not tested: for them only this function polls and reads comm events.
+  if (cts_free() == 0 || optional_posted_ || (slow_path_flags() & kCommEvents) != 0) CommProgress::progress();
   if (lanes_change()) CommProgress::progress();
-  if (optional_posted_ || lanes_change()) check_signals(true);
+  if (optional_posted_ || lanes_change()) check_events(true);
   if (error() != nullptr || lanes_change()) return false;
   constexpr std::uint32_t kReleaseThreshold = wire::kMaxInFlight / 2;
   if (next_member_ - oldest_member_ + group_size > kReleaseThreshold) release_entries();

@@ -224,7 +224,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   std::optional<std::uint32_t> all_arrived() const override;
   void use_cts_queue(std::size_t queue);
   void rewrite_ring();
-  bool rewrite_ring_without(LaneMail::Lanes lanes) noexcept override;
+  bool rewrite_ring_without(LaneNotices::Lanes lanes) noexcept override;
   int write_ring(std::size_t queue, std::uint64_t work) const noexcept;
   void finish(RecvRequest& request, wire::SizeSource sizes);
   template <bool kTimed>

@@ -18,7 +18,7 @@ bool RecvComm::lane_drained(std::size_t lane) const {
   if (arrivals_ == nullptr) return std::ranges::all_of(failover_->qps(lane), is_flushed);
   // Other lanes add to the arrival words too: those that work until the sender is fenced, those that it has declared
   // down until they are flushed here.
-  if (!failover_->peer_fenced(lane) && !failure_state_.has(CommSignal::kPeerClosed)) return false;
+  if (!failover_->peer_fenced(lane) && !failure_state_.has(CommEvent::kPeerClosed)) return false;
   for (std::size_t qp = 0; qp < queues_.size(); ++qp) {
     if (queues_[qp].down && !is_flushed(qp)) return false;
   }
@@ -39,7 +39,7 @@ wire::LaneReport RecvComm::message_report(std::size_t lane) {
   wire::LaneReport report{
       .lane = static_cast<std::uint32_t>(lane), .members = next_member_, .next_arrival = oldest_member_};
   report.qps = wire::kMaxInFlight / wire::kArrivedBits;
-  const bool is_drained = arrivals_ == nullptr || failover_->mail.report(lane).all_drained != 0;
+  const bool is_drained = arrivals_ == nullptr || failover_->notices.report(lane).all_drained != 0;
   for (std::uint32_t member = oldest_member_; member != next_member_;) {
     RecvRequest& request = requests_[wire::ring_index(member)];
     const std::uint32_t next = member + request.group_size;
@@ -121,7 +121,7 @@ void RecvComm::rewrite_ring() {
 // For an idle application. The data path may post an entry at the same time: it is visible with its last word, `ready`,
 // or it is written again when the data path itself learns of the lane. One entry of each send queue is kept free for
 // it.
-bool RecvComm::rewrite_ring_without(LaneMail::Lanes lanes) noexcept {
+bool RecvComm::rewrite_ring_without(LaneNotices::Lanes lanes) noexcept {
   const auto is_usable = [&](std::size_t qp) { return works(qp) && (lanes >> failover_->lane_of(qp) & 1) == 0; };
   if (is_usable(cts_queue_)) return true;
   for (std::size_t qp = 0; qp < endpoint_.qps().size(); ++qp) {

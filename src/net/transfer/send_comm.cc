@@ -178,10 +178,10 @@ ErrorKind SendComm::isend_plain(SendComm& comm, const void* data, std::size_t by
 
 ErrorKind SendComm::no_matching_receive() noexcept {
   send_refused_ = true;
-  if ((slow_path_flags() & (kSignals | kProbing | kLanes)) == 0) return result();
+  if ((slow_path_flags() & (kCommEvents | kProbing | kLanes)) == 0) return result();
   // An application that only waits for receives does not poll.
   if (is_probing() || lanes_change()) progress();
-  check_signals(true);
+  check_events(true);
   return result();
 }
 
@@ -299,7 +299,7 @@ inline void SendComm::select_member(std::uint32_t member) {
 bool SendComm::can_send() {
   if (pending_post_.active || lanes_change()) progress();
   // A message that is posted now would never be acknowledged.
-  if (is_peer_or_device_dead()) check_signals(true);
+  if (is_peer_or_device_dead()) check_events(true);
   return error() == nullptr && !pending_post_.active && !is_peer_or_device_dead() && !lanes_change();
 }
 

@@ -71,7 +71,7 @@ class Stream {
   void wait_for_device_event() {
     EXPECT_TRUE(link_.eventually([&] {
       std::this_thread::yield();
-      return (link_.recv().slow_path_flags() & static_cast<std::uint32_t>(CommSignal::kDeviceFailed)) != 0;
+      return (link_.recv().slow_path_flags() & static_cast<std::uint32_t>(CommEvent::kDeviceFailed)) != 0;
     }));
   }
 

@@ -165,9 +165,9 @@ class MonitorPortTest : public ::testing::Test {
     ASSERT_EQ(::write(event_fds_[device].get(), &one, sizeof one), static_cast<ssize_t>(sizeof one));
   }
 
-  static bool is_signalled(const RecvComm* comm) { return (comm->slow_path_flags() & Comm::kSignals) != 0; }
-  bool any_signalled() const {
-    return std::any_of(comms_.begin(), comms_.end(), [](const auto& comm) { return is_signalled(comm.get()); });
+  static bool has_comm_event(const RecvComm* comm) { return (comm->slow_path_flags() & Comm::kCommEvents) != 0; }
+  bool any_has_comm_event() const {
+    return std::any_of(comms_.begin(), comms_.end(), [](const auto& comm) { return has_comm_event(comm.get()); });
   }
 
   std::size_t index_of(const RecvComm* comm) const {
@@ -237,7 +237,7 @@ TEST_F(MonitorPortTest, LinkDown_CountsConnectionsOfThatPort) {
                        "mlx5_1:1: the link is down (port error); 0 connections use it" + wait,
                        "mlx5_0:2: the link is up again after T, outages so far: 1; 3 connections use it",
                        "mlx5_0:1: the link is down (port error); 2 connections use it" + wait + settings}));
-  EXPECT_FALSE(any_signalled()) << "they wait";
+  EXPECT_FALSE(any_has_comm_event()) << "they wait";
 }
 
 TEST_F(MonitorPortTest, GidChange_CountsConnectionsOfThatPort) {
@@ -249,7 +249,7 @@ TEST_F(MonitorPortTest, GidChange_CountsConnectionsOfThatPort) {
   EXPECT_EQ(log.only_warning(),
             "mlx5_0:2: GID 0 ::ffff:10.0.0.1 is now ::ffff:10.0.0.9 (GID table change); 3 connections were made with "
             "the old one and may fail, new connections use the new table");
-  EXPECT_FALSE(any_signalled());
+  EXPECT_FALSE(any_has_comm_event());
 }
 
 TEST_F(MonitorPortTest, DeviceFatal_FailsConnectionsOfBothPorts) {
@@ -257,15 +257,15 @@ TEST_F(MonitorPortTest, DeviceFatal_FailsConnectionsOfBothPorts) {
   ASSERT_NO_FATAL_FAILURE(raise(0, IBV_EVENT_DEVICE_FATAL));
   EXPECT_EQ(log.only_warning(),
             "mlx5_0: the device has failed (a text); its 4 connections fail. Next: 'dmesg | grep mlx5_0'");
-  for (const RecvComm* comm : {first_, second_, second_too_, both_}) EXPECT_TRUE(is_signalled(comm));
-  EXPECT_FALSE(is_signalled(other_));
+  for (const RecvComm* comm : {first_, second_, second_too_, both_}) EXPECT_TRUE(has_comm_event(comm));
+  EXPECT_FALSE(has_comm_event(other_));
 }
 
 TEST_F(MonitorPortTest, SecondDeviceOfConnectionFails_IsNamed) {
   RecvComm* const merged = watched({&ports_[0], &ports_[2]});
   for (const auto& device : devices_) device->context()->ops.poll_cq = poll_empty_cq;
   ASSERT_NO_FATAL_FAILURE(raise(1, IBV_EVENT_DEVICE_FATAL));
-  ASSERT_TRUE(is_signalled(merged));
+  ASSERT_TRUE(has_comm_event(merged));
   EXPECT_TRUE(ConnectedComms::fails(*merged));
   ASSERT_NE(merged->failure(), nullptr);
   EXPECT_TRUE(merged->failure()->what.starts_with("mlx5_1 on ")) << merged->failure()->what;
@@ -290,12 +290,12 @@ TEST_F(MonitorPortTest, DeviceRemoved_FailsConnectionsOfBothPorts) {
   ASSERT_NO_FATAL_FAILURE(make_readable(0));
   EXPECT_TRUE(ConnectedComms::eventually([&] {
     std::this_thread::yield();
-    return is_signalled(first_) && is_signalled(second_) && is_signalled(second_too_) && is_signalled(both_);
+    return has_comm_event(first_) && has_comm_event(second_) && has_comm_event(second_too_) && has_comm_event(both_);
   }));
   EXPECT_EQ(log.only_warning(),
             "mlx5_0: no more events can be read from the device: No such device; its 4 connections fail. Next: "
             "'dmesg | grep mlx5_0'");
-  EXPECT_FALSE(is_signalled(other_));
+  EXPECT_FALSE(has_comm_event(other_));
 }
 
 // Verbs that the monitor calls on the first device.
@@ -337,7 +337,7 @@ TEST_P(HangingDeviceKeepalive, OtherDevice_IsPinged) {
     receive(other_, wire::MessageType::kPing);
     send(other_, wire::Notice::without_body(wire::MessageType::kPong));
   }
-  EXPECT_FALSE(is_signalled(other_));
+  EXPECT_FALSE(has_comm_event(other_));
 }
 
 TEST_P(HangingDevice, FailureOnOtherDevice_IsReportedToPeer) {
@@ -388,8 +388,8 @@ TEST_P(HangingDevice, EventOfOtherDevice_IsRead) {
   ASSERT_NO_FATAL_FAILURE(hang());
   const LogCapture log;
   ASSERT_NO_FATAL_FAILURE(raise(1, IBV_EVENT_DEVICE_FATAL));
-  EXPECT_TRUE(is_signalled(other_));
-  EXPECT_FALSE(is_signalled(second_));
+  EXPECT_TRUE(has_comm_event(other_));
+  EXPECT_FALSE(has_comm_event(second_));
 }
 
 TEST_P(HangingDevice, HangEnds_ClosesAndEventsGoOn) {
@@ -401,7 +401,7 @@ TEST_P(HangingDevice, HangEnds_ClosesAndEventsGoOn) {
   monitor_->drain(devices_[0].get(), false);
   if (verb != "get_async_event") {
     ASSERT_NO_FATAL_FAILURE(raise(0, IBV_EVENT_DEVICE_FATAL));
-    EXPECT_TRUE(is_signalled(second_));
+    EXPECT_TRUE(has_comm_event(second_));
   }
 }
 

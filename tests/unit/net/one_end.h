@@ -129,11 +129,11 @@ class OneEnd : public ::testing::Test {
     ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none);
     socket.reset();
   }
-  bool has(CommSignal signal) const { return (comm_->slow_path_flags() & static_cast<std::uint32_t>(signal)) != 0; }
-  bool eventually_has(CommSignal signal) const {
+  bool has(CommEvent event) const { return (comm_->slow_path_flags() & static_cast<std::uint32_t>(event)) != 0; }
+  bool eventually_has(CommEvent event) const {
     return ConnectedComms::eventually([&] {
       std::this_thread::yield();
-      return has(signal);
+      return has(event);
     });
   }
 

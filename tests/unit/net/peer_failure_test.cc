@@ -55,7 +55,7 @@ TEST(PeerFailure, IdleEnd_FailsAtNextCall) {
   ASSERT_TRUE(link.fails(link.recv()));
   ASSERT_TRUE(link.eventually([&] {
     std::this_thread::yield();
-    return (link.send().slow_path_flags() & Comm::kSignals) != 0;
+    return (link.send().slow_path_flags() & Comm::kCommEvents) != 0;
   }));
   ASSERT_TRUE(link.fails(link.send(), [&] { ASSERT_EQ(buffers.isend(8), nullptr); }));
   EXPECT_EQ(link.send().error()->kind, ErrorKind::kRemote);
@@ -196,7 +196,7 @@ TEST_F(Keepalive, ForeignBytes_CountAsPeerGone) {
   ASSERT_EQ(::send(peer_.get(), http.data(), http.size(), MSG_NOSIGNAL), static_cast<ssize_t>(http.size()));
   EXPECT_TRUE(ConnectedComms::eventually([&] {
     std::this_thread::yield();
-    return (comm_->slow_path_flags() & static_cast<std::uint32_t>(CommSignal::kPeerDisconnected)) != 0;
+    return (comm_->slow_path_flags() & static_cast<std::uint32_t>(CommEvent::kPeerDisconnected)) != 0;
   }));
 }
 

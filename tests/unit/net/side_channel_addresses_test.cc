@@ -19,7 +19,7 @@ TEST_F(EndOfSeveralAddresses, FirstAddressRefuses_NextOneIsUsed) {
     close_with_reset(peer_);
     const UniqueFd attempt = accepted(second_);
     ASSERT_NO_FATAL_FAILURE(answer(attempt));
-    EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
+    EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
     monitor_->unwatch(*comm_);
     watched_ = false;
     EXPECT_EQ(next(attempt), wire::MessageType::kFailed);
@@ -33,7 +33,7 @@ TEST_F(EndOfSeveralAddresses, Receiver_MakesTheChannelAgain) {
   close_with_reset(peer_);
   const UniqueFd attempt = accepted();
   ASSERT_NO_FATAL_FAILURE(answer(attempt));
-  EXPECT_FALSE(has(CommSignal::kProbePeer));
+  EXPECT_FALSE(has(CommEvent::kProbePeer));
 }
 
 TEST_F(EndOfSeveralAddresses, BothEndsAtOnce_AttemptOfConnectingSideIsKept) {
@@ -49,7 +49,7 @@ TEST_F(EndOfSeveralAddresses, BothEndsAtOnce_AttemptOfConnectingSideIsKept) {
     const std::optional<wire::MessageType> to_peer = next(both.of_peer);
     EXPECT_TRUE(!to_peer || to_peer == wire::MessageType::kPing);
     kept = answered && !to_peer;
-    EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
+    EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
     monitor_->unwatch(*comm_);
     watched_ = false;
   }
@@ -62,7 +62,7 @@ TEST_F(EndOfSeveralAddresses, BothEndsAtOnce_AcceptingSideTakesThePeers) {
   EXPECT_EQ(next(both.of_peer), wire::MessageType::kPing);
   EXPECT_EQ(next(both.own), std::nullopt);
   EXPECT_EQ(error_, ECONNRESET);
-  EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
+  EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
 }
 
 // Another host has the address: it accepts the TCP connection and does not answer.
@@ -72,13 +72,13 @@ TEST_F(EndOfSeveralAddresses, OwnAttemptIsNotAnswered_PeersIsTaken) {
   EXPECT_EQ(next(both.of_peer), wire::MessageType::kPing);
   EXPECT_EQ(next(both.own), std::nullopt);
   EXPECT_EQ(error_, ECONNRESET);
-  EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
+  EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
 }
 
 // The notice may not have arrived on the old one.
 TEST_F(EndOfSeveralAddresses, FailureBeforeReplacement_IsReportedAgain) {
   ASSERT_NO_FATAL_FAILURE(watch_one(CommKind::kSend));
-  comm_->set_signal(IBV_EVENT_QP_FATAL, *comm_->endpoint().ports()[0]->device);
+  comm_->set_event(IBV_EVENT_QP_FATAL, *comm_->endpoint().ports()[0]->device);
   auto& sender = static_cast<SendComm&>(*comm_);
   ASSERT_TRUE(ConnectedComms::fails(sender));
   ASSERT_EQ(next(peer_), wire::MessageType::kFailed);
@@ -104,7 +104,7 @@ TEST_F(EndOfSeveralAddresses, ConnectingSideTakesThePeersChannel) {
   EXPECT_EQ(next(wrong_end), std::nullopt);
   const UniqueFd made = resume(address, end());
   EXPECT_EQ(next(made), wire::MessageType::kPing);
-  EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
+  EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
 }
 
 // The listener of a process has a socket for each address.

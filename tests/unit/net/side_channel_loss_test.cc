@@ -74,8 +74,8 @@ class SideChannelLoss : public ::testing::Test {
     test::refuse_connections(listening_);
   }
   void listen_again() const { test::accept_connections(listening_); }
-  static bool has(const Comm& comm, CommSignal signal) {
-    return (comm.slow_path_flags() & static_cast<std::uint32_t>(signal)) != 0;
+  static bool has(const Comm& comm, CommEvent event) {
+    return (comm.slow_path_flags() & static_cast<std::uint32_t>(event)) != 0;
   }
   ConnectedComms link_;
   int listening_ = -1;
@@ -151,12 +151,12 @@ TEST_F(SideChannelLoss, ListenerRefusesAndApplicationDoesNotPoll_NothingFails) {
   ASSERT_NO_FATAL_FAILURE(reset(link_.send()));
   ASSERT_TRUE(ConnectedComms::eventually([&] {
     std::this_thread::yield();
-    return has(link_.send(), CommSignal::kProbePeer);
+    return has(link_.send(), CommEvent::kProbePeer);
   }));
   ASSERT_EQ(buffers.isend(8), nullptr);  // posts the probe
   ASSERT_NE(link_.send().slow_path_flags() & Comm::kProbing, 0U);
   std::this_thread::sleep_for(std::chrono::seconds(3));
-  EXPECT_FALSE(has(link_.send(), CommSignal::kPeerDisconnected));
+  EXPECT_FALSE(has(link_.send(), CommEvent::kPeerDisconnected));
   ASSERT_NO_FATAL_FAILURE(listen_again());
   ASSERT_TRUE(ConnectedComms::eventually([&] {
     exchange(buffers);
@@ -214,17 +214,17 @@ TEST_F(OneEnd, Sender_MakesTheChannelAgain) {
     EXPECT_EQ(next(attempt), std::nullopt);
     EXPECT_EQ(error_, ECONNRESET);
   }
-  EXPECT_TRUE(has(CommSignal::kProbePeer));
+  EXPECT_TRUE(has(CommEvent::kProbePeer));
   EXPECT_NE(read_state(state_).find("\"state\":\"side channel lost\""), std::string::npos);
   const UniqueFd attempt = accepted();
   ASSERT_EQ(next(attempt), wire::MessageType::kResume);
   ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::without_body(wire::MessageType::kPing)));
   EXPECT_EQ(next(attempt), wire::MessageType::kPong);
-  EXPECT_FALSE(has(CommSignal::kProbePeer));
-  EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
+  EXPECT_FALSE(has(CommEvent::kProbePeer));
+  EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
   EXPECT_NE(log_.only_warning().find("ended with Connection reset by peer"), std::string::npos) << log_.only_warning();
   ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::without_body(wire::MessageType::kClose)));
-  EXPECT_TRUE(eventually_has(CommSignal::kPeerClosed));
+  EXPECT_TRUE(eventually_has(CommEvent::kPeerClosed));
 }
 
 // TCP may divide the answer.
@@ -250,8 +250,8 @@ TEST_F(OneEnd, AnswerInTwoParts_IsAccepted) {
 TEST_F(OneEnd, EndOfFile_IsThePeersEnd) {
   ASSERT_NO_FATAL_FAILURE(watch_sender());
   peer_.reset();
-  EXPECT_TRUE(eventually_has(CommSignal::kPeerDisconnected));
-  EXPECT_FALSE(has(CommSignal::kProbePeer));
+  EXPECT_TRUE(eventually_has(CommEvent::kPeerDisconnected));
+  EXPECT_FALSE(has(CommEvent::kProbePeer));
 }
 
 // The accepting side takes the new side channel even if it has not noticed the end of the old one; notices that could
@@ -264,7 +264,7 @@ TEST_F(OneEnd, Receiver_AcceptsTheNewChannel) {
   for (const bool lost : {false, true, false}) {
     if (lost) {
       close_with_reset(peer_);
-      ASSERT_TRUE(eventually_has(CommSignal::kProbePeer));
+      ASSERT_TRUE(eventually_has(CommEvent::kProbePeer));
     }
     Result<UniqueFd> made = tcp_connect(*address, {});
     ASSERT_TRUE(made);
@@ -274,9 +274,9 @@ TEST_F(OneEnd, Receiver_AcceptsTheNewChannel) {
     ASSERT_NO_FATAL_FAILURE(say(*made, wire::Notice::without_body(wire::MessageType::kPing)));
     ASSERT_EQ(next(*made), wire::MessageType::kPong);
     peer_ = std::move(*made);
-    EXPECT_FALSE(has(CommSignal::kProbePeer));
+    EXPECT_FALSE(has(CommEvent::kProbePeer));
   }
-  EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
+  EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
   EXPECT_EQ(log_.warnings().size(), 1U);
   monitor_->unwatch(*comm_);  // sends the notice of the abort
   watched_ = false;
@@ -298,10 +298,10 @@ TEST_F(OneEnd, Receiver_AttemptIsGivenUp_IsNoEndOfThePeer) {
   ASSERT_NO_FATAL_FAILURE(watch_receiver());
   UniqueFd made = resume(*address);
   close_with_reset(made);
-  EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
+  EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
   made = resume(*address);
   EXPECT_EQ(next(made), wire::MessageType::kPing);
-  EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
+  EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
   listener_->remove(wire::Secret{1});
 }
 
@@ -312,7 +312,7 @@ TEST_F(OneEnd, Receiver_EndedWhileLost_PeerLearnsItLater) {
   for (const bool aborted : {true, false}) {
     ASSERT_NO_FATAL_FAILURE(watch_receiver());
     close_with_reset(peer_);
-    ASSERT_TRUE(eventually_has(CommSignal::kProbePeer));
+    ASSERT_TRUE(eventually_has(CommEvent::kProbePeer));
     if (aborted) {
       monitor_->unwatch(*comm_);
     } else {
@@ -342,7 +342,7 @@ TEST_F(OneEnd, Sender_PeerHasEndedMeanwhile_IsSignalled) {
     ASSERT_EQ(next(attempt), wire::MessageType::kResume);
     ASSERT_NO_FATAL_FAILURE(say(attempt, aborted ? wire::Notice::failed(ErrorKind::kNone, "")
                                                  : wire::Notice::without_body(wire::MessageType::kClose)));
-    EXPECT_TRUE(eventually_has(aborted ? CommSignal::kPeerAborted : CommSignal::kPeerClosed));
+    EXPECT_TRUE(eventually_has(aborted ? CommEvent::kPeerAborted : CommEvent::kPeerClosed));
     monitor_->unwatch(*comm_);
     watched_ = false;
   }
@@ -407,7 +407,7 @@ TEST_F(OneEnd, ManyResumed_AreTakenWithoutPause) {
 TEST_F(OneEnd, ClosedWhileLost_EndsAtDeadline) {
   ASSERT_NO_FATAL_FAILURE(watch_sender());
   close_with_reset(peer_);
-  ASSERT_TRUE(eventually_has(CommSignal::kProbePeer));
+  ASSERT_TRUE(eventually_has(CommEvent::kProbePeer));
   listening_.reset();
   const std::uint64_t begin = monotonic_ns();
   monitor_->close_gracefully(std::move(comm_), 500 * kNanosecondsPerMillisecond);
@@ -418,7 +418,7 @@ TEST_F(OneEnd, ClosedWhileLost_EndsAtDeadline) {
 TEST_F(OneEnd, ClosedWhileLost_CloseIsSentWhenItIsBack) {
   ASSERT_NO_FATAL_FAILURE(watch_sender());
   close_with_reset(peer_);
-  ASSERT_TRUE(eventually_has(CommSignal::kProbePeer));
+  ASSERT_TRUE(eventually_has(CommEvent::kProbePeer));
   monitor_->close_gracefully(std::move(comm_), 600 * kNanosecondsPerSecond);
   const UniqueFd attempt = accepted();
   ASSERT_EQ(next(attempt), wire::MessageType::kResume);
@@ -433,8 +433,8 @@ TEST_F(OneEnd, ClosedWhileLost_CloseIsSentWhenItIsBack) {
 TEST_F(OneEnd, FailureWhileLost_IsReportedWhenItIsBack) {
   ASSERT_NO_FATAL_FAILURE(watch_sender());
   close_with_reset(peer_);
-  ASSERT_TRUE(eventually_has(CommSignal::kProbePeer));
-  comm_->set_signal(IBV_EVENT_QP_FATAL, *comm_->endpoint().ports()[0]->device);
+  ASSERT_TRUE(eventually_has(CommEvent::kProbePeer));
+  comm_->set_event(IBV_EVENT_QP_FATAL, *comm_->endpoint().ports()[0]->device);
   auto& sender = static_cast<SendComm&>(*comm_);
   ASSERT_TRUE(ConnectedComms::fails(sender));
   const UniqueFd attempt = accepted();

@@ -59,7 +59,7 @@ class Move final : public EndOfSeveralAddresses {
         return line.find("; the side channel uses 127.0.0.1 and 127.0.0.2 now") != std::string::npos;
       });
     }));
-    EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
+    EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
     EXPECT_EQ(comm_->error(), nullptr);
   }
 
@@ -68,9 +68,9 @@ class Move final : public EndOfSeveralAddresses {
     expect_notice(peer_);
     const UniqueFd attempt = accepted(second_);  // never answered
     ASSERT_EQ(next(attempt), wire::MessageType::kResume);
-    EXPECT_FALSE(has(CommSignal::kPeerDisconnected));
+    EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
     ASSERT_EQ(::shutdown(peer_.get(), SHUT_WR), 0);  // close() would reset it if something is unread
-    EXPECT_TRUE(eventually_has(CommSignal::kPeerDisconnected));
+    EXPECT_TRUE(eventually_has(CommEvent::kPeerDisconnected));
   }
 
   // Whether the side channel has stayed where it is.

@@ -374,7 +374,7 @@ TEST(StallLine, StallBeyondFailTime_FailsBothEnds) {
     const LogCapture log;
     drive_until_warning(log, 2, [&] {
       ends.test_receive();
-      if (ends.link.recv().error() != nullptr) ends.isend();  // the sender reads its signals when it is called
+      if (ends.link.recv().error() != nullptr) ends.isend();  // the sender reads its events when it is called
     });
   });
   const std::string why = "stalled for T (VERBATIM_STALL_FAIL_S): " + kPeer + " is late: its application has not sent";
