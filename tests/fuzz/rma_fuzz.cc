@@ -247,12 +247,12 @@ class HostileRank {
         one = connected();
         send(one, first_);
       }
-      wait_for_news(unknown.back(), kRestMs);
+      wait_until_readable(unknown.back(), kRestMs);
       if (shows_secret()) unknown.clear();  // one of them may be taken for the rank
     }
     const UniqueFd socket = connected();
     send(socket, correct_);
-    wait_for_news(socket, kMaxHandshakeMs);
+    wait_until_readable(socket, kMaxHandshakeMs);
     play(socket);
   }
   UniqueFd connected() const {
@@ -261,10 +261,10 @@ class HostileRank {
     return socket;
   }
   void accept() {
-    wait_for_news(listener_, kMaxHandshakeMs);
+    wait_until_readable(listener_, kMaxHandshakeMs);
     if (over_) return;
     const UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
-    wait_for_news(socket, kMaxHandshakeMs);
+    wait_until_readable(socket, kMaxHandshakeMs);
     send(socket, first_);
     play(socket);
   }
@@ -283,7 +283,7 @@ class HostileRank {
     ::shutdown(socket.get(), SHUT_WR);
     while (!over_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  void wait_for_news(const UniqueFd& socket, int limit_ms) const {
+  void wait_until_readable(const UniqueFd& socket, int limit_ms) const {
     pollfd waits{socket.get(), POLLIN, 0};
     for (int i = 0; i < limit_ms && !over_ && ::poll(&waits, 1, 1) == 0; ++i) continue;
   }

@@ -820,7 +820,7 @@ class Exporter(Live):
         port = self.start_exporter()
         self.eventually(lambda: self.values(port, "verbatim_processes_not_shown")[()] > 10)
 
-    def test_Address_IsLoopbackUnlessToldOtherwise(self):
+    def test_Address_IsLoopbackWithoutAnOption(self):
         done = subprocess.run([OPTIONS.exporter, "--help"], capture_output=True, text=True, timeout=TIMEOUT_S)
         self.assertIn("ADDRESS:PORT=127.0.0.1:", done.stdout)
         with socket.socket() as taken:

@@ -46,7 +46,7 @@ class Suite(ProgramTest):
         if found.returncode != 0:
             self.miss("pyverbs is not installed (Debian's package python3-pyverbs)")
         if not os.path.exists(f"{TESTS}/run_tests.py"):
-            self.miss(f"{TESTS} is missing: dpkg was told to leave out documentation. Next: tools/setup --full")
+            self.miss(f"{TESTS} is missing: dpkg is configured to leave out documentation. Next: tools/setup --full")
         os.chmod(self.directory.name, 0o777)  # another user writes the statistics
         self.tests = os.path.join(self.directory.name, "tests")
         os.mkdir(self.tests)

@@ -155,8 +155,8 @@ TEST_P(RmaFailure, RegistrationThatOneRankDoesNotMake_FailsAtAllRanks) {
     EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
     EXPECT_NE(text.find(". Next: "), std::string::npos) << text;
   }
-  const std::string silent = ranks_.text(2);
-  EXPECT_NE(silent.find("1 ranks have not made this collective call within 6 s"), std::string::npos) << silent;
+  const std::string waiting = ranks_.text(2);
+  EXPECT_NE(waiting.find("1 ranks have not made this collective call within 6 s"), std::string::npos) << waiting;
 }
 
 // A rank that has closed says so; the others notice only when they put to it.

@@ -491,10 +491,10 @@ def check_frozen_host(pair):
             pair.b.thaw()
         succeed(pair.b.start("touch /run/thawed"))
         pair.report.note(expect_error(receiver, 90))
-        silent = r"the peer b \(pid \d+\) has sent nothing for [\d.]+ s \(VERBATIM_KEEPALIVE_S\): "
-        silent += "its host does not answer, it is down, frozen or cut off"
-        expect_log_line(sender, "Verbatim : " + silent + both_nics("a", "b"))
-        expect_log_line(receiver, r"the peer a \(pid \d+\) reported: " + silent + both_nics("b", "a"))
+        sends_nothing = r"the peer b \(pid \d+\) has sent nothing for [\d.]+ s \(VERBATIM_KEEPALIVE_S\): "
+        sends_nothing += "its host does not answer, it is down, frozen or cut off"
+        expect_log_line(sender, "Verbatim : " + sends_nothing + both_nics("a", "b"))
+        expect_log_line(receiver, r"the peer a \(pid \d+\) reported: " + sends_nothing + both_nics("b", "a"))
         for machine in (pair.a, pair.b):
             pair.expect_no_resources(machine)
 
@@ -573,16 +573,16 @@ def check_side_channel(pair):
     def _():
         jobs = pair.peers("--messages", "40", "--hold", "20", "--wait-for", "/run/uncut", settings=keepalive)
         pair.wait_for_output("holds", jobs[1])
-        silent = "and no acknowledgement of its host on the side channel for 6.0 s"
+        no_acknowledgement = "and no acknowledgement of its host on the side channel for 6.0 s"
         with pulled(pair.b, 1):
-            pair.wait_for_output(silent, jobs[0])
+            pair.wait_for_output(no_acknowledgement, jobs[0])
             time.sleep(KEEPALIVE_S)
         pair.wait_for_output("answers on the side channel again", jobs[0])
         succeed(pair.b.start("touch /run/uncut"))
         for job in jobs:
             succeed(job)
             expect_no_leak(job)
-        pair.report.note(expect_log_line(jobs[0], r"no message from the peer b \(pid \d+\) " + silent)[0])
+        pair.report.note(expect_log_line(jobs[0], r"no message from the peer b \(pid \d+\) " + no_acknowledgement)[0])
 
 
 def expect_lane_back(pair, lose, settings, options, waits):

@@ -47,7 +47,7 @@ class Child {
     ::dup2(out, STDOUT_FILENO);
     ::dup2(out, STDERR_FILENO);
     ::setenv(kLinkLayer, kInfiniBand, 0);
-    // Without TCP, to which UCX falls back silently. NIXL needs CUDA's transport where it sees a GPU.
+    // Without TCP, to which UCX falls back without a message. NIXL needs CUDA's transport where it sees a GPU.
     ::setenv("UCX_TLS", ::access("/dev/nvidiactl", F_OK) == 0 ? "rc,ud,cuda_copy" : "rc,ud", 0);
     ::execvp(argv[0], argv.data());
     ::_exit(kCannotStart);

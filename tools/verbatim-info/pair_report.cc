@@ -93,7 +93,7 @@ class Judge {
     const PairLink* first = nullptr;
   };
 
-  // A port that is bad with most others is the cause of its links: they are not told one by one.
+  // A port that is bad with most others is the cause of its links: they are not listed one by one.
   void add_ports_and_links(Grade grade, std::vector<std::string>& lines) const {
     std::vector<Graded> left = links_;
     for (;;) {
@@ -119,11 +119,11 @@ class Judge {
         return source(*graded.link) == worst->first || target(*graded.link) == worst->first;
       });
     }
-    std::set<std::pair<Place, Place>> told;  // both directions are one line
+    std::set<std::pair<Place, Place>> listed;  // both directions are one line
     for (const Graded& graded : left) {
       if (graded.grade != grade) continue;
       const auto ends = std::minmax(source(*graded.link), target(*graded.link));
-      if (told.insert(std::pair(ends.first, ends.second)).second) lines.push_back(about_link(grade, *graded.link));
+      if (listed.insert(std::pair(ends.first, ends.second)).second) lines.push_back(about_link(grade, *graded.link));
     }
   }
 

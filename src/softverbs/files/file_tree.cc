@@ -264,7 +264,7 @@ int FileTree::make_directory() const {
   return error;
 }
 
-// The log is silent: libibverbs reports the settings.
+// It logs nothing here: libibverbs reports the settings.
 void FileTree::report_failure(int error) {
   has_failed_ = true;
   const std::string prefix = file_tree_prefix();

@@ -284,7 +284,7 @@ char* do_getcwd(char* path, std::size_t bytes) {
   return result != nullptr ? static_cast<char*>(std::memcpy(result, shown->c_str(), needed)) : nullptr;
 }
 
-// glob() calls its own stat and opendir, so it is told to call these. Its patterns keep the paths that programs see.
+// glob() calls its own stat and opendir, so it gets these to call. Its patterns keep the paths that programs see.
 int do_glob(const char* pattern, int flags, int (*on_error)(const char*, int), glob_t* found) {
   const bool may_be_served = pattern[0] == '/' && (pattern[1] == 'd' || pattern[1] == 's');
   if (!may_be_served || (flags & GLOB_ALTDIRFUNC) != 0) return next_glob(pattern, flags, on_error, found);

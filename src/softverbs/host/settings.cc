@@ -208,9 +208,8 @@ bool read_name_space(std::string& name) {
   });
   if (plain && name.size() <= kMaxNameBytes) return true;
   VERBATIM_WARN(
-      "SOFTVERBS_NAMESPACE=%s is refused: the value must be at most %zu letters, digits, '_' and '-'. The program sees "
-      "no "
-      "device",
+      "SOFTVERBS_NAMESPACE=%s is refused: the value must be at most %zu characters of a-z, A-Z, 0-9, '_' and '-'. The "
+      "program sees no device",
       text, kMaxNameBytes);
   return false;
 }

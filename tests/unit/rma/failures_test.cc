@@ -13,8 +13,8 @@ namespace {
 
 // An application may close the communicator while another thread of it still describes the failure.
 TEST(RmaFailures, ThreadThatSeesTheFailure_WaitsForItsText) {
-  std::string told;
-  Failures failures([&](const std::string& text) { told = text; });
+  std::string logged;
+  Failures failures([&](const std::string& text) { logged = text; });
   std::atomic<bool> asks = false;
   std::string seen;
   std::thread closes([&] {
@@ -30,7 +30,7 @@ TEST(RmaFailures, ThreadThatSeesTheFailure_WaitsForItsText) {
   closes.join();
   EXPECT_EQ(failures.kind(), ErrorKind::kRemote);
   EXPECT_EQ(seen, "rank 0: rank 2 has ended: it was killed");
-  EXPECT_EQ(told, seen);
+  EXPECT_EQ(logged, seen);
 }
 
 TEST(RmaFailures, OnlyTheFirstCounts) {

@@ -53,7 +53,7 @@ struct GpuPair {
         a(device, options),
         b(device, options) {
     connect(a, b);
-    source.fill(1);  // so that what it sends can be told from poison
+    source.fill(1);  // so that what it sends differs from poison
   }
   int post_write(std::size_t offset, std::size_t length, std::uint64_t wr_id = 0,
                  ibv_wr_opcode opcode = IBV_WR_RDMA_WRITE) const {
