@@ -161,7 +161,7 @@ class Installed(unittest.TestCase):
         release, tables = shown["verbatim-info"].splitlines()
         project = subprocess.run([MESON, "introspect", BUILD, "--projectinfo"], capture_output=True, text=True).stdout
         self.assertRegex(project, rf'"version": "{re.escape(release.split()[0])}"')
-        self.assertRegex(release, r"^\d+\.\d+\.\d+( \(commit [0-9a-f]{12,}(-dirty)?\))?$")
+        self.assertRegex(release, r"^\d+\.\d+\.\d+(-rc\d+)?( \(commit [0-9a-f]{12,}(-dirty)?\))?$")
         plugin = self.prefix / LIB / "libnccl-net-verbatim.so"
         self.assertIn(release.split()[0].encode() + b"\0", plugin.read_bytes())
         exported = subprocess.run(["nm", "-D", "--defined-only", plugin], capture_output=True, text=True).stdout

@@ -63,7 +63,7 @@ class Deb(unittest.TestCase):
         packages = build("deb")
         self.assertEqual({package.name.split("_")[0] for package in packages}, PACKAGES)
         for package in packages:
-            self.assertRegex(run("dpkg-deb", "--field", package, "Version"), r"^\d+\.\d+\.\d+\n$")
+            self.assertRegex(run("dpkg-deb", "--field", package, "Version"), r"^\d+\.\d+\.\d+(~rc\d+)?\n$")
             self.assertRegex(run("dpkg-deb", "--field", package, "Depends"), r"^libc6 \(>= 2\.\d+\)")
         self.dpkg("--install", *packages)
         plugin = list((self.root / "usr/lib").glob("*/libnccl-net-verbatim.so"))
@@ -78,7 +78,7 @@ class Deb(unittest.TestCase):
 class Wheel(unittest.TestCase):
     def test_Wheel_InFreshEnvironment_SetsVariablesAndRuns(self):
         (wheel,) = build("wheel")
-        self.assertRegex(wheel.name, r"^verbatim_nccl-\d+\.\d+\.\d+-py3-none-linux_\w+\.whl$")
+        self.assertRegex(wheel.name, r"^verbatim_nccl-\d+\.\d+\.\d+(rc\d+)?-py3-none-linux_\w+\.whl$")
         environment = SCRATCH / "venv"
         shutil.rmtree(environment, ignore_errors=True)
         run(sys.executable, "-m", "venv", environment)

@@ -25,7 +25,7 @@ PROGRAMS = {
 if "verbatim-exporter" in sys.argv[2:]:  # built where prometheus-cpp is installed
     PROGRAMS["verbatim-exporter"] = ([], "--lisen", "--listen")
 # Scripts whose arguments getopt(1) reads, and those that read their own: tools/README.md says why.
-GETOPT = ["tools/check", "tools/package", "tools/quickstart", "tools/setup", "tests/arm64/run", "tests/gpu/run"]
+GETOPT = ["tools/check", "tools/package", "tools/quickstart", "tools/release", "tools/setup", "tests/arm64/run", "tests/gpu/run"]
 OWN = ["tools/cost", "tools/softverbs"]
 # What kExitStatuses says, and the table of tools/README.md.
 STATUS = re.compile(r"(?:^|[;,:] )(?:of verbatim-kv also )?(\d):? (\w+)")
