@@ -3,7 +3,7 @@
 
 The pipelines are valid YAML, and run .ci/run with the whole history, which the check of new commits needs. The templates of issues are the
 same for GitHub and GitLab, and the one for problems asks for verbatim-info and the lines of both ends. CITATION.cff has what its format
-demands. Before that each check is tried on a tree with such mistakes. Debian's Python is used, because clang-tidy brings PyYAML for it.
+demands. Before that each check is tried on a tree with such mistakes. The system's Python is used, because PyYAML is installed for it.
 """
 
 import pathlib

@@ -1,6 +1,6 @@
 """verbatim-eplb --over nixl: each rank READs the rows that it needs from where they lie in the weights of the old owner.
 
-The notification of the READ says to each source that its rows may be overwritten. Contents, guards and the order of the rows
+The notification of the READ shows each source that its rows may be overwritten. Contents, guards and the order of the rows
 are those of verbatim-eplb's mover.cc and rows.cc.
 """
 

@@ -237,7 +237,7 @@ Result<std::size_t> device_count() {
   if (g_process == nullptr) return Error{ErrorKind::kUsage, 0, "devices before init"};
   NetDevices& devices = *g_process->devices;
   // An NCCL that keeps the plugin loaded between its communicators remembers the devices and does not ask first. One
-  // that loads it anew asks directly after init, and takes all devices that it gets for physical ones; the library's
+  // that loads it anew asks directly after init, and assumes that all devices are physical; the library's
   // state may have outlived that.
   if (devices.remove_unused()) *g_device_table = devices.table();
   return devices.count();

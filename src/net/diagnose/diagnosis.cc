@@ -321,8 +321,8 @@ Diagnosis diagnose_setup(const Error& error, const PathFacts* facts, const QpUsa
   }
 }
 
-std::string peer_idle(const std::string& peer, std::uint64_t idle_ns, bool host_acknowledges) {
-  return "the peer " + peer + " has sent nothing for " + to_seconds(idle_ns) + " (VERBATIM_KEEPALIVE_S): " +
+std::string no_message(const std::string& peer, std::uint64_t unheard_ns, bool host_acknowledges) {
+  return "the peer " + peer + " has sent nothing for " + to_seconds(unheard_ns) + " (VERBATIM_KEEPALIVE_S): " +
          (host_acknowledges ? "its host answers, the process is stopped or hangs"
                             : "its host does not answer, it is down, frozen or cut off");
 }

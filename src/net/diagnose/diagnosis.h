@@ -43,7 +43,7 @@ struct QpUsage {
 Diagnosis diagnose_setup(const Error& error, const PathFacts* facts, const QpUsage& usage = {});
 
 // "the peer node2 (pid 4711) has sent nothing for 225.0 s (VERBATIM_KEEPALIVE_S): its host answers, ...".
-std::string peer_idle(const std::string& peer, std::uint64_t idle_ns, bool host_acknowledges);
+std::string no_message(const std::string& peer, std::uint64_t unheard_ns, bool host_acknowledges);
 
 // A handshake that ended because of `peer`, "node2 (pid 4711)". `no_reply`: nothing was received from it.
 Diagnosis diagnose_handshake(const Error& error, const std::string& peer, bool no_reply = false);

@@ -35,7 +35,7 @@ std::size_t count_connections(ConnectionTable& table, const Device& device, std:
 void fail_device(ConnectionTable& table, const Device& device, std::uint32_t index) VERBATIM_REQUIRES(table.mutex) {
   table.earlier_failures[index].device = true;
   for (const auto& [fd, connection] : table.connections) {
-    if (connection.comm->uses(device)) connection.comm->set_event(IBV_EVENT_DEVICE_FATAL, device);
+    if (connection.comm->uses(device)) connection.comm->set_device_event(IBV_EVENT_DEVICE_FATAL, device);
   }
 }
 
@@ -65,7 +65,7 @@ void set_comm_events(ConnectionTable& table, const Device& device, std::uint32_t
   for (const auto& [fd, connection] : table.connections) {
     Comm& comm = *connection.comm;
     if (!(ends_qp ? comm.uses(*event.element.qp) : comm.uses(*event.element.cq))) continue;
-    comm.set_event(type, device);
+    comm.set_device_event(type, device);
     found = true;
   }
   if (!found) table.earlier_failures[index].unowned_queue = true;

@@ -12,8 +12,8 @@ namespace verbatim {
 // `index` of the device in ConnectionTable::earlier_failures; also its id in the poller.
 Status open_device_events(const ConnectionTable& table, const Device& device, std::uint32_t index);
 
-// Reads all events: sets events of the comms that they are about, logs what they mean. Called by the thread of the
-// device's DeviceCalls: each of the verbs may hang.
+// Reads all events of devices: sets comm events of the comms that they are about, logs what they mean. Called by the
+// thread of the device's DeviceCalls: each of the verbs may hang.
 void read_device_events(ConnectionTable& table, const Device& device, std::uint32_t index)
     VERBATIM_EXCLUDES(table.mutex);
 

@@ -39,24 +39,24 @@ void Keepalive::tick(ConnectionTable& table, std::uint64_t now) {
 
 void Keepalive::handle_no_answer(ConnectionTable& table, MonitoredConnection& connection) const {
   Comm& comm = *connection.comm;
-  const std::uint64_t idle_ns = (connection.ticks_without_message - 1) * period_ns();
+  const std::uint64_t unheard_ns = (connection.ticks_without_message - 1) * period_ns();
   const std::string& peer = comm.endpoint().peer_name();
   if (host_acknowledges(comm.side_channel())) {
     // After a cut the acknowledgements may come before the first message: the peer has until the next tick.
     if (connection.no_answer) return handle_answer(table, connection);
     try {
-      connection.fail(ErrorKind::kRemote, peer_idle(peer, idle_ns, true).c_str());
+      connection.fail(ErrorKind::kRemote, no_message(peer, unheard_ns, true).c_str());
     } catch (...) {  // no memory
       connection.fail(ErrorKind::kRemote, "the peer has sent nothing (VERBATIM_KEEPALIVE_S): its host answers");
     }
     return table.mark_changed(connection);
   }
-  comm.set_channel(ChannelState::kNoAnswer, static_cast<std::uint32_t>(idle_ns / kNanosecondsPerMillisecond));
+  comm.set_channel(ChannelState::kNoAnswer, static_cast<std::uint32_t>(unheard_ns / kNanosecondsPerMillisecond));
   comm.set_event(CommEvent::kProbePeer);
   if (std::exchange(connection.no_answer, true)) return;
   table.log(LogLevel::kWarn, [&] {
     return "no message from the peer " + peer + " and no acknowledgement of its host on the side channel for " +
-           to_seconds(idle_ns) +
+           to_seconds(unheard_ns) +
            "; the connection fails if its NIC does not answer either. Next: look at the network of the side channels "
            "between the hosts (VERBATIM_SOCKET_IFNAME): firewalls, switches";
   });

@@ -39,7 +39,7 @@ class Keepalive {
   std::uint64_t next_tick_ns_ = kNever;
 };
 
-// A message or an acknowledgement has come from a peer that had been reported to give no answer.
+// A message or an acknowledgement has come from a peer for which a warning was logged that it does not answer.
 void handle_answer(ConnectionTable& table, MonitoredConnection& connection) VERBATIM_REQUIRES(table.mutex);
 
 }  // namespace verbatim

@@ -127,7 +127,7 @@ Status Monitor::watch(Comm& comm, const void* owner) {
   if (!ask_device) return ask_device.error();
   // query_qp runs without the lock. Later failures arrive as events for this comm.
   if (!*ask_device) return {};
-  if (const Device* failed = comm.failed_device()) comm.set_event(IBV_EVENT_QP_FATAL, *failed);
+  if (const Device* failed = comm.failed_device()) comm.set_device_event(IBV_EVENT_QP_FATAL, *failed);
   return {};
 }
 
@@ -138,7 +138,7 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
   for (std::uint32_t i = 0; i < devices_.size(); ++i) {
     if (!comm.uses(*devices_[i])) continue;
     used.insert(i);
-    if (table_.earlier_failures[i].device) comm.set_event(IBV_EVENT_DEVICE_FATAL, *devices_[i]);
+    if (table_.earlier_failures[i].device) comm.set_device_event(IBV_EVENT_DEVICE_FATAL, *devices_[i]);
     ask_device = ask_device || table_.earlier_failures[i].unowned_queue;
   }
   table_.closing.try_emplace(owner, 0);

@@ -1,7 +1,7 @@
 // The monitor: the one thread that the plugin keeps in a process, for the work that cannot wait for a call of NCCL. It
 // reads the asynchronous events of devices, exchanges messages with the peers over the side channels, finds peers that
 // send nothing and connections that have stalled, and keeps closed connections alive until their peer has closed too.
-// It modifies no QP that a comm uses. It reports to a comm by Comm::set_event.
+// It modifies no QP that a comm uses. It reports to a comm by Comm::set_device_event.
 //
 // This class is the loop: it waits in epoll for descriptors, wake-ups and the nearest deadline, calls the parts (the
 // other headers of this folder), and owns the table of connections.

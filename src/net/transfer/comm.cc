@@ -64,10 +64,10 @@ std::unique_ptr<ProfilerEvents> Comm::make_profiler_events() const {
   return std::make_unique<ProfilerEvents>(settings_.profiler);
 }
 
-void Comm::set_event(ibv_event_type event, const Device& device) {
+void Comm::set_device_event(ibv_event_type event, const Device& device) {
   const std::span<const Port* const> ports = endpoint_.ports();
   const auto port = std::find_if(ports.begin(), ports.end(), [&](const Port* one) { return one->device == &device; });
-  failure_state_.set_event(event, endpoint_.qp_on_port(static_cast<std::size_t>(port - ports.begin())));
+  failure_state_.set_device_event(event, endpoint_.qp_on_port(static_cast<std::size_t>(port - ports.begin())));
 }
 
 bool Comm::uses(const Device& device, std::uint8_t port_num) const {

@@ -79,7 +79,7 @@ class Comm {
   // Any thread. The data path processes the event in a later call.
   void set_event(CommEvent event) { failure_state_.set_event(event); }
   // An event after which `device`, or a QP or CQ of this comm on it, cannot be used.
-  void set_event(ibv_event_type event, const Device& device);
+  void set_device_event(ibv_event_type event, const Device& device);
   void clear_event(CommEvent event) { failure_state_.clear_event(event); }
   // See FailureState. Only the monitor calls it.
   void set_channel(ChannelState state, std::uint32_t detail = 0) { failure_state_.set_channel(state, detail); }

@@ -93,7 +93,7 @@ Failure Comm::peer_lost(const FailureState::HeldCompletion& held, const PathFact
   const std::string next = "look at " + peer + " first: " + completion;
   switch (failure_state_.channel_state()) {
     case ChannelState::kNoAnswer:
-      return {peer_idle(peer, failure_state_.channel_detail() * kNanosecondsPerMillisecond, false), {"", next}, path};
+      return {no_message(peer, failure_state_.channel_detail() * kNanosecondsPerMillisecond, false), {"", next}, path};
     case ChannelState::kLost:
       return {"the peer " + peer + " is lost: its side channel ended with " +
                   std::strerror(static_cast<int>(failure_state_.channel_detail())) + ", and its NIC does not answer",

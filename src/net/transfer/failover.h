@@ -79,7 +79,7 @@ class LaneNotices {
 
   // Only once in a round.
   void send_down(std::size_t lane) VERBATIM_EXCLUDES(mutex_);
-  // Only the first report of a lane in a round is sent. This class sets its round.
+  // Only the first report of a lane in a round is sent. send_report() sets its round.
   void send_report(wire::LaneReport report) VERBATIM_EXCLUDES(mutex_);
   // An offer or an answer; it is sent again with the others until the next one.
   void send_address(wire::MessageType type, const wire::LaneAddress& address) VERBATIM_EXCLUDES(mutex_);

@@ -71,7 +71,7 @@ class FailureState {
   void set_event(CommEvent event) { flags_.fetch_or(static_cast<std::uint32_t>(event), std::memory_order_release); }
   void clear_event(CommEvent event) { flags_.fetch_and(~static_cast<std::uint32_t>(event), std::memory_order_relaxed); }
   // `qp`: the first one on the port that the event concerns.
-  void set_event(ibv_event_type event, std::size_t qp) {
+  void set_device_event(ibv_event_type event, std::size_t qp) {
     device_event_.store(event, std::memory_order_relaxed);
     event_qp_.store(static_cast<std::uint8_t>(qp), std::memory_order_relaxed);
     set_event(CommEvent::kDeviceFailed);

@@ -24,7 +24,8 @@ namespace verbatim::softverbs {
 void copy_in_order(std::byte* to, const std::byte* from, std::size_t bytes);
 
 // A program that polls memory sees a message only behind all that was written before: data, then its flag, its arrival
-// word or the words before the last one. On x86-64 this holds only back the compiler; arm64 executes a barrier.
+// word or the words before the last one. On x86-64 this only keeps the compiler from reordering; arm64 executes a
+// barrier.
 inline void order_behind_earlier_writes() {
   std::atomic_thread_fence(std::memory_order_release);
 }

@@ -336,7 +336,7 @@ TEST(AsyncEvent, QpCqOrDeviceError_IsReported) {
   };
   for (const auto& [type, name] : events) {
     const std::size_t lines = line_count([type = type, name = name](Ends& ends) {
-      ends.link.recv().set_event(type, *ends.link.recv().endpoint().ports()[0]->device);
+      ends.link.recv().set_device_event(type, *ends.link.recv().endpoint().ports()[0]->device);
       ends.test_until_failed(nullptr);
       expect_failure(ends.link.recv(),
                      {.kind = ErrorKind::kSystem,

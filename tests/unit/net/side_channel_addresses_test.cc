@@ -78,7 +78,7 @@ TEST_F(EndOfSeveralAddresses, OwnAttemptIsNotAnswered_PeersIsTaken) {
 // The notice may not have arrived on the old one.
 TEST_F(EndOfSeveralAddresses, FailureBeforeReplacement_IsReportedAgain) {
   ASSERT_NO_FATAL_FAILURE(watch_one(CommKind::kSend));
-  comm_->set_event(IBV_EVENT_QP_FATAL, *comm_->endpoint().ports()[0]->device);
+  comm_->set_device_event(IBV_EVENT_QP_FATAL, *comm_->endpoint().ports()[0]->device);
   auto& sender = static_cast<SendComm&>(*comm_);
   ASSERT_TRUE(ConnectedComms::fails(sender));
   ASSERT_EQ(next(peer_), wire::MessageType::kFailed);

@@ -334,7 +334,7 @@ TEST_F(OneEnd, Receiver_EndedWhileLost_PeerLearnsItLater) {
   listener_->remove(wire::Secret{1});
 }
 
-TEST_F(OneEnd, Sender_PeerHasEndedMeanwhile_IsSignalled) {
+TEST_F(OneEnd, Sender_PeerHasEndedMeanwhile_HasCommEvent) {
   for (const bool aborted : {true, false}) {
     ASSERT_NO_FATAL_FAILURE(watch_sender());
     close_with_reset(peer_);
@@ -434,7 +434,7 @@ TEST_F(OneEnd, FailureWhileLost_IsReportedWhenItIsBack) {
   ASSERT_NO_FATAL_FAILURE(watch_sender());
   close_with_reset(peer_);
   ASSERT_TRUE(eventually_has(CommEvent::kProbePeer));
-  comm_->set_event(IBV_EVENT_QP_FATAL, *comm_->endpoint().ports()[0]->device);
+  comm_->set_device_event(IBV_EVENT_QP_FATAL, *comm_->endpoint().ports()[0]->device);
   auto& sender = static_cast<SendComm&>(*comm_);
   ASSERT_TRUE(ConnectedComms::fails(sender));
   const UniqueFd attempt = accepted();

@@ -46,19 +46,20 @@ class Messages(unittest.TestCase):
         self.git("init", "--quiet", "--initial-branch", "main")
         self.commit("begin")
 
-    def git(self, *arguments, given=None):
+    def run_command(self, *command, given=None):
         identity = {f"GIT_{who}_{what}": "a@host" for who in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
         environment |= identity | {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}
-        command = ["git", "-C", self.root, *arguments]
-        return subprocess.run(command, input=given, capture_output=True, text=True, env=environment, check=False)
+        return subprocess.run(command, input=given, capture_output=True, text=True, env=environment, cwd=self.root, check=False)
+
+    def git(self, *arguments, given=None):
+        return self.run_command("git", *arguments, given=given)
 
     def commit(self, message, *options):
         return self.git("commit", "--quiet", "--allow-empty", "--cleanup=strip", "-F", "-", *options, given=message)
 
     def check(self, *arguments):
-        command = [self.root / "tools/check_commits", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, cwd=self.root, check=False)
+        done = self.run_command(self.root / "tools/check_commits", *arguments)
         return done.returncode, done.stdout + done.stderr
 
     def test_Message_Right_IsAccepted(self):
@@ -97,6 +98,20 @@ class Messages(unittest.TestCase):
         comment = "# Please enter the message.\n# ------------------------ >8 ------------------------\n# " + "x " * 80 + "\n" + "y " * 80
         self.assertEqual(self.commit(RIGHT[0] + comment, "--cleanup=scissors").returncode, 0)
         self.assertEqual(self.git("log", "--format=%s").stdout, "tests: compare the order of two lines\nbegin\n")
+
+    def test_Range_WhatGitAndHostsWrite_IsAccepted(self):
+        (self.root / "file").touch()
+        self.git("add", "file")
+        self.commit("tests: compare the order of two lines, which are those of one rank" + " (#1234)" + BODY)
+        self.git("revert", "--no-edit", "HEAD")
+        self.assertEqual(self.check("HEAD~2..HEAD"), (0, "2 messages are right\n"))
+
+    def test_Hook_FixupAndOtherComments_AreAccepted(self):
+        self.git("config", "core.hooksPath", "tools/hooks")
+        self.assertEqual(self.git("commit", "--quiet", "--allow-empty", "--fixup", "HEAD").returncode, 0)
+        self.git("config", "core.commentChar", ";")
+        refused = self.commit("tests: compare two lines\n\n; a comment, not the body\n")
+        self.assertIn("there is no body that says why", refused.stderr)
 
     def test_Hook_Merge_IsAccepted(self):
         self.git("config", "core.hooksPath", "tools/hooks")
