@@ -186,13 +186,17 @@ nccl::Result Rank::wait(void* request) {
   return nccl::Result::kTimeout;
 }
 
+bool Rank::makes_progress() {
+  const nccl::Result result = net().progress(contexts);
+  EXPECT_OK(result) << "rank " << number_;
+  return result == nccl::Result::kSuccess;
+}
+
 bool Rank::wait_for(const std::uint64_t& word, std::uint64_t value) {
   verbatim::test::Wait patience(verbatim::test::kPatience);
   while (__atomic_load_n(&word, __ATOMIC_ACQUIRE) != value) {
     // The inline engine makes progress in calls only.
-    if (contexts != nullptr) {
-      EXPECT_OK(net().progress(contexts));
-    }
+    if (contexts != nullptr && !makes_progress()) return false;
     if (patience.is_over()) {
       ADD_FAILURE() << "a word of rank " << number_ << " is not " << value << " " << patience.report();
       return false;

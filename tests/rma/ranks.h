@@ -56,6 +56,8 @@ class Rank {
   // Tests until it is done.
   nccl::Result wait(void* request);
   bool wait_ok(void* request) { return request != nullptr && wait(request) == nccl::Result::kSuccess; }
+  // False, which is a failure of the test: the communicator has failed.
+  bool makes_progress();
   // Polls until the word has the value.
   bool wait_for(const std::uint64_t& word, std::uint64_t value);
   bool has_error();
