@@ -15,8 +15,7 @@ Status fill_random(std::span<std::byte> bytes) {
     if (filled < 0) {
       if (errno == EINTR) continue;
       const int error = errno;
-      VERBATIM_WARN("getrandom failed: %s. Without random bytes the plugin cannot make the secret of a listen comm",
-                    std::strerror(error));
+      VERBATIM_WARN("getrandom failed: %s. The plugin makes no connection without it", std::strerror(error));
       return Error{ErrorKind::kSystem, error, "getrandom", true};
     }
     bytes = bytes.subspan(static_cast<std::size_t>(filled));

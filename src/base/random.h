@@ -1,4 +1,4 @@
-// Random bytes for the secrets in NCCL's handles and for process identities.
+// Random bytes for the secrets in NCCL's handles, process identities, connections and the first PSNs of QPs.
 #pragma once
 
 #include <cstddef>

@@ -55,9 +55,9 @@ PathFacts ContextSet::known_facts(const PeerQueue& queue) const {
     const LanePath& path = path_of(queue).lanes[lane];
     facts.remote = path.remote;
     facts.remote->qp = path.qps[queue.context].number;
-    facts.mtu = path.path.mtu;
-    facts.traffic_class = path.path.traffic_class;
-    facts.service_level = path.path.service_level;
+    facts.mtu = path.connection.path.mtu;
+    facts.traffic_class = path.connection.path.traffic_class;
+    facts.service_level = path.connection.path.service_level;
     facts.peer_disconnected = parts_.ranks.at(path_of(queue).rank).channel->end() != Channel::End::kOpen;
   }
   const std::uint64_t now = monotonic_ns();

@@ -20,11 +20,8 @@ std::uint32_t ContextSet::rank_of(const PeerQueue& queue) const {
   return is_own(queue) ? own_rank() : path_of(queue).rank;
 }
 
-QpPath ContextSet::lane_path(const PeerQueue& queue, std::uint32_t lane) const {
-  if (!is_own(queue)) return path_of(queue).lanes[lane].path;
-  return {.mtu = lane_port(lane).active_mtu,
-          .traffic_class = parts_.config.traffic_class.value_or(0),
-          .service_level = parts_.config.service_level.value_or(0)};
+ibv_mtu ContextSet::lane_mtu(const PeerQueue& queue, std::uint32_t lane) const {
+  return is_own(queue) ? lane_port(lane).active_mtu : path_of(queue).lanes[lane].connection.path.mtu;
 }
 
 void ContextSet::set_lane_keys(WorkRequest& work, const PeerQueue& queue, const Operation& operation,
@@ -158,7 +155,7 @@ bool ContextSet::find_lane(PeerQueue& queue) const noexcept {
   }
   queue.sent->start(*psn);
   queue.active = queue.qp_of(wanted);
-  queue.packet_shift = packet_shift(lane_path(queue, wanted).mtu);
+  queue.packet_shift = packet_shift(lane_mtu(queue, wanted));
   queue.left_lane = false;
   queue.lane.store(wanted, std::memory_order_release);
   return true;

@@ -173,16 +173,15 @@ struct PeerQueue {
 // A lane to one rank.
 struct LanePath {
   PathEnd remote;                  // without QP
-  QpAddress address;               // without QP
+  QpConnection connection;         // without what differs between contexts and rounds
   std::vector<wire::HelloQp> qps;  // by context
-  std::uint8_t reads = 0;          // READs and atomics that a QP there executes at a time
-  QpPath path;
 };
 
 // A rank that is spoken to.
 struct PeerPath {
   std::uint32_t rank = 0;
-  std::string name;  // "rank 3 on node2 (pid 4711)"
+  std::string name;       // "rank 3 on node2 (pid 4711)"
+  std::uint32_t psn = 0;  // of the first packet that its QPs expect
   std::vector<LanePath> lanes;
 };
 
@@ -254,7 +253,7 @@ class ContextSet {
   std::string name_of_peer(const PeerQueue& queue) const { return name_of_peer(queue.peer); }
   // nullptr: there is one lane to each rank.
   Failover* failover() const { return failover_.get(); }
-  QpPath lane_path(const PeerQueue& queue, std::uint32_t lane) const;
+  ibv_mtu lane_mtu(const PeerQueue& queue, std::uint32_t lane) const;
   // For flushes over the port of a lane to oneself, in a set with several lanes.
   ibv_qp* flush_qp(std::uint32_t context, std::uint32_t lane) const {
     return flush_qps_[context * parts_.ports.size() + lane].get();
@@ -368,6 +367,7 @@ class ContextSet {
   std::vector<UniqueQp> flush_qps_;               // context by context, in each by port
   std::vector<std::uint32_t> flushes_under_way_;  // READs on the flush QPs, by port
   std::uint32_t flush_work_ = 0;                  // entries of the send queue of a flush QP
+  std::uint32_t psn_ = 0;                         // of the first packet that own QPs expect
   std::vector<bool> reports_psns_;                // by port
   std::unique_ptr<Failover> failover_;            // ends first: it uses the QPs
 };

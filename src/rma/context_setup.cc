@@ -7,11 +7,13 @@
 #include <cerrno>
 #include <climits>
 #include <cstring>
+#include <span>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "net/connect/qp_dump.h"
 #include "net/context/stats.h"
 #include "net/diagnose/diagnosis.h"
@@ -30,18 +32,7 @@ namespace {
 constexpr std::uint32_t kRequestsPerReceive = 32;
 // A put with a signal needs two work requests.
 constexpr std::uint32_t kWorkPerRequest = 2;
-constexpr std::uint32_t kMaxPieceBytes = 1U << 30;
 constexpr unsigned kResolvePauseUs = 20'000;
-
-QpAddress address_of(const wire::RmaOfferedLane& offer) {
-  QpAddress address;
-  address.lid = offer.device.lid;
-  address.link_layer = offer.device.link_layer;
-  address.grh_required = offer.device.grh_required;
-  std::memcpy(address.gid.raw, offer.device.gid.data(), sizeof address.gid.raw);
-  address.roce_version = static_cast<RoceVersion>(offer.roce_version);
-  return address;
-}
 
 }  // namespace
 
@@ -115,6 +106,8 @@ Status ContextSetup::create() {
   }
   if (work_of(false) < kWorkPerRequest) return Error{ErrorKind::kUsage, ENOMEM, "ibv_create_cq"};
   set_ = std::make_unique<ContextSet>(parts_, static_cast<std::size_t>(request_.contexts), peers_.size());
+  if (const Status filled = fill_random(std::as_writable_bytes(std::span(&set_->psn_, 1))); !filled) return filled;
+  set_->psn_ &= kPsnMask;
   set_->peer_of_rank_.assign(parts_.ranks.ranks(), kNoPeer);
   for (std::size_t i = 0; i < peers_.size(); ++i) set_->peer_of_rank_[peers_[i]] = static_cast<std::uint32_t>(i);
   set_->peer_of_rank_[parts_.ranks.rank()] = static_cast<std::uint32_t>(peers_.size());
@@ -128,6 +121,10 @@ bool ContextSetup::has_several_lanes() const {
     if (lanes_to(peer) > 1) return true;
   }
   return false;
+}
+
+std::uint32_t ContextSetup::psn_of(std::uint32_t peer) const {
+  return set_->is_own(peer) ? set_->psn_ : set_->paths_[peer].psn;
 }
 
 std::uint32_t ContextSetup::lanes_to(std::size_t peer) const {
@@ -167,11 +164,7 @@ ibv_cq* ContextSetup::cq_of(const Port& port) const {
 }
 
 Result<RcQp> ContextSetup::create_queue(const Port& port, bool to_oneself) {
-  ibv_cq* const cq = cq_of(port);
-  Result<RcQp> made = create_rc_qp(*port.device, cq, cq, {.send_wr = work_of(to_oneself), .recv_wr = 1});
-  if (!made) return made.error();
-  if (const Status moved = to_init(made->qp.get(), port, parts_.config.pkey_index); !moved) return moved.error();
-  return made;
+  return make_qp(port, cq_of(port), {.send_wr = work_of(to_oneself), .recv_wr = 1}, parts_.config);
 }
 
 Status ContextSetup::create_queues() {
@@ -245,6 +238,7 @@ std::vector<std::uint8_t> ContextSetup::offer_for(std::size_t distance) const {
   wire::RmaOffer offer;
   offer.contexts = static_cast<std::uint32_t>(request_.contexts);
   offer.rank_stride = static_cast<std::uint32_t>(request_.rank_stride);
+  offer.psn = set_->psn_;
   const std::uint32_t peer = set_->peer_of_rank_[parts_.ranks.all()[distance].rank];
   for (std::uint32_t lane = 0; peer != kNoPeer && lane < lanes_to(peer); ++lane) {
     offer.lanes.push_back(offer_lane(lane, peer));
@@ -256,25 +250,9 @@ wire::RmaOfferedLane ContextSetup::offer_lane(std::uint32_t lane, std::uint32_t 
   const Port& port = set_->lane_port(lane);
   wire::RmaOfferedLane offer;
   offer.roce_version = static_cast<std::uint8_t>(port.gid.version);
-  std::memcpy(offer.device.gid.data(), port.gid.gid.raw, offer.device.gid.size());
-  offer.device.max_message_bytes =
-      static_cast<std::uint32_t>(std::min<std::uint64_t>(port.max_msg_bytes, kMaxPieceBytes));
-  offer.device.lid = port.lid;
-  offer.device.link_layer = port.link_layer;
-  offer.device.grh_required = port.grh_required;
-  offer.device.mtu = static_cast<std::uint8_t>(port.active_mtu);
-  offer.device.port = port.port_num;
-  offer.device.gid_index = static_cast<std::uint8_t>(port.gid.index);
-  offer.device.responder_reads = responder_reads(*port.device);
-  offer.device.name = port.device->name();
+  offer.device = hello_of(port);
   for (std::uint32_t context = 0; context < set_->contexts(); ++context) {
-    ibv_qp* const qp = set_->queue_at(context, peer).qp_of(lane);
-    wire::HelloQp& added = offer.qps.emplace_back();
-    added.number = qp->qp_num;
-    if (!parts_.config.ece) continue;
-    const Result<std::optional<ibv_ece>> ece = query_ece(qp, *port.device);
-    added.has_ece = ece && *ece;
-    if (added.has_ece) added.ece = {(*ece)->vendor_id, (*ece)->options, (*ece)->comp_mask};
+    offer.qps.push_back(hello_of(set_->queue_at(context, peer).qp_of(lane), *port.device, parts_.config.ece));
   }
   return offer;
 }
@@ -282,9 +260,9 @@ wire::RmaOfferedLane ContextSetup::offer_lane(std::uint32_t lane, std::uint32_t 
 Status ContextSetup::read_offers(const std::vector<wire::RmaExchange>& received) {
   failed_step_ = "reading the offers of QPs";
   std::size_t peer = 0;
-  set_->max_message_bytes_ = kMaxPieceBytes;
+  set_->max_message_bytes_ = max_message_bytes(parts_.ports.front());
   for (const Port& port : parts_.ports) {
-    set_->max_message_bytes_ = std::min<std::uint64_t>(set_->max_message_bytes_, port.max_msg_bytes);
+    set_->max_message_bytes_ = std::min<std::uint64_t>(set_->max_message_bytes_, max_message_bytes(port));
   }
   for (std::size_t i = 0; i < received.size(); ++i) {
     const PeerRank& rank = parts_.ranks.all()[i];
@@ -300,6 +278,7 @@ Status ContextSetup::read_offers(const std::vector<wire::RmaExchange>& received)
     PeerPath& path = set_->paths_[peer++];
     path.rank = rank.rank;
     path.name = rank.name;
+    path.psn = offer->psn;
     for (std::uint32_t lane = 0; lane < offer->lanes.size(); ++lane) {
       path.lanes.push_back(read_lane(offer->lanes[lane], set_->lane_port(lane), rank));
     }
@@ -308,26 +287,19 @@ Status ContextSetup::read_offers(const std::vector<wire::RmaExchange>& received)
 }
 
 LanePath ContextSetup::read_lane(const wire::RmaOfferedLane& offer, const Port& port, const PeerRank& rank) const {
-  const Config& config = parts_.config;
-  const int traffic_class = request_.traffic_class;
   set_->max_message_bytes_ = std::min<std::uint64_t>(set_->max_message_bytes_, offer.device.max_message_bytes);
   LanePath path;
+  path.connection = {.remote = address_of(offer.device, static_cast<RoceVersion>(offer.roce_version)),
+                     .path = path_to(offer.device, port, parts_.config, request_.traffic_class),
+                     .peer_reads = offer.device.responder_reads};
   path.remote = {.host = rank.host,
                  .device = offer.device.name,
                  .port = offer.device.port,
                  .gid_index = offer.device.gid_index,
-                 .gid = address_of(offer).gid,
+                 .gid = path.connection.remote.gid,
                  .mtu = static_cast<ibv_mtu>(offer.device.mtu),
-                 .roce_version = static_cast<RoceVersion>(offer.roce_version)};
-  path.address = address_of(offer);
+                 .roce_version = path.connection.remote.roce_version};
   path.qps = offer.qps;
-  path.reads = offer.device.responder_reads;
-  path.path.mtu = static_cast<ibv_mtu>(std::min<int>(port.active_mtu, offer.device.mtu));
-  path.path.traffic_class =
-      config.traffic_class.value_or(static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class));
-  // As for messages: the low four bits of the communicator's traffic class.
-  path.path.service_level =
-      config.service_level.value_or(static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class & 0xf));
   return path;
 }
 
@@ -340,11 +312,12 @@ Status ContextSetup::connect() {
     for (std::uint32_t lane = 0; lane < lanes; ++lane) {
       Status connected;
       if (!ports_up_[lane % ports_up_.size()]) connected = Error{ErrorKind::kSystem, 0, "its link is down"};
-      for (std::uint32_t context = 0; connected && context < set_->contexts(); ++context) {
-        connected = connect_lane(set_->queue_at(context, peer), lane, lanes == 1 ? deadline_ns : 0);
+      std::uint32_t qps = 0;
+      for (; connected && qps < set_->contexts(); qps += connected ? 1U : 0U) {
+        connected = connect_lane(set_->queue_at(qps, peer), lane, lanes == 1 ? deadline_ns : 0);
       }
       if (connected) continue;
-      failed_lanes_.push_back({peer, lane, connected.error()});
+      failed_lanes_.push_back({peer, lane, qps, connected.error()});
       if (failed_lanes_.size() - failed_before == lanes) {
         failed_step_ = "connecting QPs to " + set_->name_of_peer(peer);
         return connected.error();
@@ -363,17 +336,13 @@ Status ContextSetup::connect() {
 }
 
 Status ContextSetup::connect_lane(const PeerQueue& queue, std::uint32_t lane, std::uint64_t deadline_ns) {
-  const LaneQp own{.qp = queue.qp_of(lane), .context = queue.context};
-  const auto connect = [&] {
-    return connect_qp(*set_, parts_.config, own, set_->lane_port(lane), {queue.peer, lane}, nullptr, {});
-  };
-  // On RoCE the kernel resolves the address, and returns ETIMEDOUT when it has got no answer for a second.
-  Status connected = connect();
-  while (!connected && connected.error().sys_errno == ETIMEDOUT && monotonic_ns() < deadline_ns) {
+  const LaneQp own{queue.qp_of(lane), queue.peer, lane, queue.context};
+  while (true) {
+    Status connected = connect_lane_qp(*set_, parts_.config, own, set_->lane_port(lane), nullptr,
+                                       {.expected = set_->psn_, .first = psn_of(queue.peer)});
+    if (connected || !is_unresolved(connected.error()) || monotonic_ns() >= deadline_ns) return connected;
     ::usleep(kResolvePauseUs);
-    connected = connect();
   }
-  return connected;
 }
 
 Status ContextSetup::connect_flush_queues() {
@@ -383,14 +352,14 @@ Status ContextSetup::connect_flush_queues() {
     if (!ports_up_[index]) continue;
     const Port& port = parts_.ports[index];
     for (std::uint32_t context = 0; context < set_->contexts(); ++context) {
-      const LaneQp flush{.qp = set_->flush_qp(context, index), .context = context, .is_for_flushes = true};
-      const Status connected = connect_qp(*set_, parts_.config, flush, port, {own, index}, nullptr, {});
+      const LaneQp flush{set_->flush_qp(context, index), own, index, context, true};
+      const Status connected = connect_lane_qp(*set_, parts_.config, flush, port, nullptr, {set_->psn_, set_->psn_});
       if (!connected) return connected.error();
     }
     const Result<bool> reports = reports_psns(port, index);
     if (!reports && parts_.ports.size() == 1) return reports.error();
     if (!reports) {
-      failed_lanes_.push_back({own, index, reports.error()});
+      failed_lanes_.push_back({own, index, set_->contexts(), reports.error()});
       continue;
     }
     set_->reports_psns_.back() = *reports;
@@ -428,16 +397,20 @@ Result<bool> ContextSetup::reports_psns(const Port& port, std::uint32_t index) {
   if (completion.status != IBV_WC_SUCCESS) return Error{ErrorKind::kSystem, EIO, "READ of own memory"};
   const Result<std::uint32_t> psn = expected_psn(qp, *port.device);
   if (!psn) return psn.error();
-  return *psn == 1;
+  return *psn == ((set_->psn_ + 1) & kPsnMask);
 }
 
 void ContextSetup::prepare_failover() {
   if (!has_several_lanes()) return;
-  std::vector<std::uint32_t> lanes;
-  for (std::size_t peer = 0; peer <= peers_.size(); ++peer) lanes.push_back(lanes_to(peer));
+  std::vector<Failover::Peer> lanes;
+  for (std::uint32_t peer = 0; peer <= peers_.size(); ++peer) {
+    lanes.push_back({psn_of(peer), std::vector(lanes_to(peer), set_->contexts())});
+  }
+  for (const FailedLane& failed : failed_lanes_) lanes[failed.peer].connected[failed.lane] = failed.connected;
   for (PeerQueue& queue : set_->queues_) {
     queue.sent = std::make_unique<SentWork>(queue.free_work);
-    queue.packet_shift = packet_shift(set_->lane_path(queue, 0).mtu);
+    queue.sent->start(psn_of(queue.peer));
+    queue.packet_shift = packet_shift(set_->lane_mtu(queue, 0));
   }
   const ContextSet& set = *set_;
   PeerRanks& ranks = parts_.ranks;

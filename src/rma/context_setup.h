@@ -41,6 +41,8 @@ class ContextSetup {
   ibv_cq* cq_of(const Port& port) const;
   // How many lanes there are to a peer: as many as the end with more ports has ports.
   std::uint32_t lanes_to(std::size_t peer) const;
+  // Of the first packet that the QPs of a peer expect.
+  std::uint32_t psn_of(std::uint32_t peer) const;
   void prepare(PeerQueue& queue, RcQp& made);
   wire::RmaOfferedLane offer_lane(std::uint32_t lane, std::uint32_t peer) const;
   // `distance`: of the rank in ring order, from 0.
@@ -77,6 +79,7 @@ class ContextSetup {
   struct FailedLane {
     std::uint32_t peer = 0;
     std::uint32_t lane = 0;
+    std::uint32_t connected = 0;  // QPs
     Error error;
   };
   std::vector<FailedLane> failed_lanes_;

@@ -32,18 +32,21 @@ constexpr std::uint32_t kPsnsBetweenRounds = 1U << 22;
 
 }  // namespace
 
-Failover::Failover(const ContextSet& set, const Config& config, const std::vector<std::uint32_t>& lanes, Send send)
+Failover::Failover(const ContextSet& set, const Config& config, const std::vector<Peer>& peers, Send send)
     : set_(set),
       config_(config),
-      lane_counts_(lanes),
       send_(std::move(send)),
-      first_used_(std::make_unique<std::atomic<std::uint32_t>[]>(lanes.size())) {
-  for (const std::uint32_t count : lane_counts_) {
-    lanes_.push_back(std::make_unique<Lane[]>(count));
-    for (std::uint32_t lane = 0; lane < count; ++lane) {
-      lanes_.back()[lane].gid = set.lane_port(lane).gid;
-      lanes_.back()[lane].first.resize(set.contexts());
-      lanes_.back()[lane].entered = lane == 0 || lanes_.size() == lane_counts_.size();
+      first_used_(std::make_unique<std::atomic<std::uint32_t>[]>(peers.size())) {
+  for (const Peer& peer : peers) {
+    lane_counts_.push_back(static_cast<std::uint32_t>(peer.connected.size()));
+    lanes_.push_back(std::make_unique<Lane[]>(peer.connected.size()));
+    for (std::uint32_t index = 0; index < peer.connected.size(); ++index) {
+      Lane& lane = lanes_.back()[index];
+      lane.gid = set.lane_port(index).gid;
+      lane.expected.assign(set.contexts(), peers.back().psn);
+      lane.first.assign(set.contexts(), peer.psn);
+      lane.connected = peer.connected[index];
+      lane.entered = index == 0 || lanes_.size() == peers.size();
     }
   }
 }
@@ -325,7 +328,7 @@ Failover::Job Failover::next_job(std::uint64_t now, std::uint64_t& due_ns) {
       const Lane& lane = at(peer, index);
       const Action action = action_of(lane, set_.is_own(peer), now, due_ns);
       if (action == Action::kNothing) continue;
-      return {action, peer, index, lane.round, lane.changes, lane.expected, lane.peer_offer};
+      return {action, peer, index, lane.round, lane.changes, lane.connected, lane.expected, lane.peer_offer};
     }
   }
   return {};
@@ -389,8 +392,13 @@ std::vector<Failover::Job> Failover::jobs_to_fence() {
     for (std::uint32_t index = 0; index < lane_counts_[peer]; ++index) {
       const Lane& lane = at(peer, index);
       if (lane.step != Step::kFailed || lane.fenced) continue;
-      jobs.push_back(
-          {.action = Action::kFence, .peer = peer, .lane = index, .round = lane.round, .changes = lane.changes});
+      jobs.push_back({.action = Action::kFence,
+                      .peer = peer,
+                      .lane = index,
+                      .round = lane.round,
+                      .changes = lane.changes,
+                      .connected = lane.connected,
+                      .expected = lane.expected});
     }
   }
   return jobs;
@@ -413,7 +421,8 @@ void Failover::fence_all() {
 void Failover::fence(const Job& job, const std::vector<LaneQp>& qps) {
   Psns psns(set_.contexts(), wire::kNoPsn);
   for (const LaneQp& own : qps) {
-    if (!set_.reports_psns(job.lane)) break;
+    if (own.context >= job.connected) psns[own.context] = job.expected[own.context];  // it has never had a peer
+    if (own.context >= job.connected || !set_.reports_psns(job.lane)) continue;
     const Result<std::uint32_t> psn = expected_psn(own.qp, *set_.lane_port(job.lane).device);
     if (psn) psns[own.context] = *psn;
   }
@@ -422,7 +431,9 @@ void Failover::fence(const Job& job, const std::vector<LaneQp>& qps) {
     Lane& lane = at(job.peer, job.lane);
     if (lane.changes != job.changes) return;  // then it is fenced for the next round
     lane.fenced = true;
-    lane.expected = psns;
+    for (std::size_t i = 0; i < psns.size(); ++i) {
+      if (psns[i] != wire::kNoPsn) lane.expected[i] = psns[i];
+    }
     if (set_.is_own(job.peer)) {
       lane.peer_fenced = true;
       if (!lane.executed) lane.executed = psns;
@@ -445,12 +456,10 @@ void Failover::offer(const Job& job) {
   const Result<Port> port = refresh_port(known, config_, LogLevel::kInfo);
   if (!port) return put_off(job, kRetryNs << kMaxDoublings);
   for (const LaneQp& own : lane_qps(set_, job.peer, job.lane)) {
-    Status moved = to_reset(own.qp, *port->device);
-    if (moved) moved = to_init(own.qp, *port, config_.pkey_index);
-    if (!moved) return put_off(job, kRetryNs);
+    if (!make_again(own.qp, *port, config_)) return put_off(job, kRetryNs);
   }
   Psns expected = job.expected;
-  for (std::uint32_t& psn : expected) psn = ((psn == wire::kNoPsn ? 0 : psn) + kPsnsBetweenRounds) & kPsnMask;
+  for (std::uint32_t& psn : expected) psn = (psn + kPsnsBetweenRounds) & kPsnMask;
   wire::RmaLane message{.step = wire::RmaLaneStep::kOffered,
                         .round = job.round + 1,
                         .psns = expected,
@@ -462,6 +471,7 @@ void Failover::offer(const Job& job) {
     Lane& lane = at(job.peer, job.lane);
     if (lane.changes != job.changes) return;
     lane.expected = std::move(expected);
+    lane.connected = 0;
     lane.gid = port->gid;
     ++lane.round;
     change(lane, Step::kOffered);
@@ -482,8 +492,8 @@ void Failover::connect(const Job& job) {
   if (theirs.psns.size() != set_.contexts()) connected = Error{ErrorKind::kRemote, EPROTO, "offer of a lane"};
   for (const LaneQp& own : lane_qps(set_, job.peer, job.lane)) {
     if (!connected) break;
-    connected = connect_qp(set_, config_, own, port, {job.peer, job.lane}, &theirs,
-                           {job.expected[own.context], theirs.psns[own.context]});
+    connected =
+        connect_lane_qp(set_, config_, own, port, &theirs, {job.expected[own.context], theirs.psns[own.context]});
   }
   {
     const MutexLock lock(mutex_);
@@ -491,6 +501,7 @@ void Failover::connect(const Job& job) {
     if (lane.changes != job.changes) return;
     if (connected) {
       lane.first = theirs.psns;
+      lane.connected = set_.contexts();
       change(lane, Step::kConnected);
       if (set_.is_own(job.peer)) use(job.peer, job.lane);
     } else {

@@ -53,8 +53,14 @@ class Failover {
   // Gives a message to a peer. It may wait until `stops` is set.
   using Send = std::function<void(std::uint32_t peer, const wire::RmaLane& message, const std::atomic<bool>& stops)>;
 
-  // `lanes`: their number by peer index, oneself last.
-  Failover(const ContextSet& set, const Config& config, const std::vector<std::uint32_t>& lanes, Send send);
+  // A peer after the set-up.
+  struct Peer {
+    std::uint32_t psn = 0;                 // of the first packet that its QPs expect
+    std::vector<std::uint32_t> connected;  // by lane: the contexts whose QPs could be connected, from the first one on
+  };
+
+  // `peers`: by index, oneself last.
+  Failover(const ContextSet& set, const Config& config, const std::vector<Peer>& peers, Send send);
   ~Failover();
   Failover(const Failover&) = delete;
   Failover& operator=(const Failover&) = delete;
@@ -112,11 +118,12 @@ class Failover {
     bool left = true;              // by the data path, since it has failed
     bool probing = false;          // the WRITE of 0 bytes has not completed
     bool peer_fenced = false;      // kFailed
+    std::uint32_t connected = 0;   // contexts whose QPs are connected in this round
     std::optional<Psns> executed;  // by the peer when the lane was used
     std::optional<wire::RmaLane> peer_offer;
     bool peer_connected = false;
     std::uint64_t due_ns = 0;  // when to look at the port
-    Psns expected;             // by this end's QPs: when they were fenced, and at the beginning of the round
+    Psns expected;             // by this end's QPs: at the beginning of the round, and when they were fenced if known
     Psns first;                // of this end's next packets on a lane that it does not post on; by context
     GidEntry gid;              // of this end's port
     bool look_at_gid = false;  // it may have changed
@@ -129,6 +136,7 @@ class Failover {
     std::uint32_t lane = 0;
     std::uint32_t round = 0;
     std::uint32_t changes = 0;
+    std::uint32_t connected = 0;
     Psns expected = {};
     std::optional<wire::RmaLane> peer_offer = std::nullopt;
   };
@@ -158,7 +166,7 @@ class Failover {
 
   const ContextSet& set_;
   const Config& config_;
-  const std::vector<std::uint32_t> lane_counts_;
+  std::vector<std::uint32_t> lane_counts_;  // by peer
   const Send send_;
   std::vector<std::unique_ptr<Lane[]>> lanes_;
   std::unique_ptr<std::atomic<std::uint32_t>[]> first_used_;  // by peer

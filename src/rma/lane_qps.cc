@@ -2,6 +2,7 @@
 
 #include <cstring>
 
+#include "net/transfer/endpoint.h"
 #include "verbs/qp.h"
 
 namespace verbatim::rma {
@@ -9,38 +10,36 @@ namespace verbatim::rma {
 std::vector<LaneQp> lane_qps(const ContextSet& set, std::uint32_t peer, std::uint32_t lane) {
   std::vector<LaneQp> qps;
   for (std::uint32_t context = 0; context < set.contexts(); ++context) {
-    qps.push_back({.qp = set.queue_at(context, peer).qp_of(lane), .context = context});
-    if (set.is_own(peer))
-      qps.push_back({.qp = set.flush_qp(context, lane), .context = context, .is_for_flushes = true});
+    qps.push_back({set.queue_at(context, peer).qp_of(lane), peer, lane, context});
+    if (set.is_own(peer)) qps.push_back({set.flush_qp(context, lane), peer, lane, context, true});
   }
   return qps;
 }
 
-Status connect_qp(const ContextSet& set, const Config& config, const LaneQp& own, const Port& port, LaneOf lane,
-                  const wire::RmaLane* offer, QpPsns psns) {
-  const PeerQueue& queue = set.queue_at(own.context, lane.peer);
-  QpAddress remote = qp_address(port, own.qp);
-  std::uint8_t reads = responder_reads(*port.device);
-  if (!set.is_own(lane.peer)) {
-    const LanePath& path = set.path_of(queue).lanes[lane.lane];
-    const wire::HelloQp& theirs = path.qps[own.context];
-    remote = path.address;
-    remote.qp_num = theirs.number;
-    reads = path.reads;
+Status connect_lane_qp(const ContextSet& set, const Config& config, const LaneQp& own, const Port& port,
+                       const wire::RmaLane* offer, QpPsns psns) {
+  QpConnection connection = to_oneself(port, own.qp, psns.first, config);
+  if (!set.is_own(own.peer)) {
+    const LanePath& path = set.path_of(set.queue_at(own.context, own.peer)).lanes[own.lane];
+    connection = path.connection;
+    connection.psns = psns;
+    connection.remote.qp_num = path.qps[own.context].number;
     if (offer != nullptr) {
-      remote.lid = offer->lid;
-      std::memcpy(remote.gid.raw, offer->gid.data(), sizeof remote.gid.raw);
+      connection.remote.lid = offer->lid;
+      std::memcpy(connection.remote.gid.raw, offer->gid.data(), sizeof connection.remote.gid.raw);
     }
-    if (config.ece && theirs.has_ece) {
-      const Result<bool> set_options = set_ece(own.qp, *port.device, {theirs.ece[0], theirs.ece[1], theirs.ece[2]});
-      if (!set_options) return set_options.error();
-    }
+    if (config.ece) connection.ece = ece_of(path.qps[own.context]);
+    // The same at both ends.
+    const ibv_qp* const first = set.queue_at(0, own.peer).qp_of(own.lane);
+    const std::uint64_t number = mix_bits(std::uint64_t{first->qp_num} + path.qps.front().number);
+    if (port.is_roce()) connection.path.flow_label = flow_label(number, own.context, set.contexts());
+    connection.lag_index = lag_index(*port.device, number, own.context, set.contexts());
   }
-  if (reads == 0) return Error{ErrorKind::kUsage, 0, "READs and atomics, which the peer's device does not execute,"};
-  if (const Status moved = to_rtr(own.qp, port, remote, set.lane_path(queue, lane.lane), psns.expected); !moved) {
-    return moved.error();
+  if (connection.peer_reads == 0) {
+    return Error{ErrorKind::kUsage, 0, "READs and atomics, which the peer's device does not execute,"};
   }
-  return to_rts(own.qp, port, config.timeout, config.retry_count, reads, psns.first);
+  const Result<ConnectedQp> connected = connect_qp(own.qp, port, connection, config);
+  return connected ? Status() : Status(connected.error());
 }
 
 }  // namespace verbatim::rma

@@ -8,30 +8,23 @@
 #include "base/result.h"
 #include "rma/context_set.h"
 #include "verbs/port.h"
+#include "verbs/qp.h"
 #include "wire/rma.h"
 
 namespace verbatim::rma {
 
 struct LaneQp {
   ibv_qp* qp = nullptr;
+  std::uint32_t peer = 0;
+  std::uint32_t lane = 0;
   std::uint32_t context = 0;
   bool is_for_flushes = false;
 };
 
 std::vector<LaneQp> lane_qps(const ContextSet& set, std::uint32_t peer, std::uint32_t lane);
 
-struct LaneOf {
-  std::uint32_t peer = 0;
-  std::uint32_t lane = 0;
-};
-
-struct QpPsns {
-  std::uint32_t expected = 0;  // of the peer's first packet
-  std::uint32_t first = 0;     // of this end's
-};
-
 // INIT -> RTS. `offer`: the peer's address now; nullptr: that of createContext. Not used for a QP to oneself.
-Status connect_qp(const ContextSet& set, const Config& config, const LaneQp& own, const Port& port, LaneOf lane,
-                  const wire::RmaLane* offer, QpPsns psns);
+Status connect_lane_qp(const ContextSet& set, const Config& config, const LaneQp& own, const Port& port,
+                       const wire::RmaLane* offer, QpPsns psns);
 
 }  // namespace verbatim::rma

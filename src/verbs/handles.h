@@ -55,7 +55,7 @@ struct VerbsDeleter {
   }
 };
 
-// For a QP, also decrements the device's count of QPs, which create_rc_qp has incremented.
+// For a QP, also decrements the device's count of QPs, which make_qp has incremented.
 template <>
 struct VerbsDeleter<ibv_qp> {
   int (*destroy)(ibv_qp*) = nullptr;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <string_view>
 
 #include "verbs/errors.h"
 
@@ -17,10 +18,6 @@ constexpr std::uint8_t kHopLimit = 255;
 constexpr int kMaxOutstandingReads = 16;
 // When create_qp fails with this many inline bytes or fewer, the next attempt is without inline data.
 constexpr std::uint32_t kMinInlineBytes = 16;
-
-std::uint8_t outstanding_reads(int device_limit) {
-  return static_cast<std::uint8_t>(std::clamp(device_limit, 0, kMaxOutstandingReads));
-}
 
 std::uint32_t at_most(std::uint32_t wanted, int device_limit) {
   return device_limit > 0 ? std::min(wanted, static_cast<std::uint32_t>(device_limit)) : wanted;
@@ -44,32 +41,32 @@ Status modify(ibv_qp* qp, const Device& device, ibv_qp_attr attributes, int mask
   return check_errno(operation, device.verbs().modify_qp(qp, &attributes, mask), SetupStep::kModifyQp);
 }
 
-bool means_not_supported(const Error& error) {
-  return error.sys_errno == EOPNOTSUPP || error.sys_errno == EPROTONOSUPPORT || error.sys_errno == ENOSYS;
+Status set_state(ibv_qp* qp, const Device& device, ibv_qp_state state, const char* operation) {
+  ibv_qp_attr attributes = {};
+  attributes.qp_state = state;
+  return modify(qp, device, attributes, IBV_QP_STATE, operation);
 }
 
-}  // namespace
-
-QpAddress qp_address(const Port& port, const ibv_qp* qp) {
-  return {.qp_num = qp->qp_num,
-          .lid = port.lid,
-          .link_layer = port.link_layer,
-          .grh_required = port.grh_required,
-          .gid = port.gid.gid,
-          .roce_version = port.gid.version};
+// False: libibverbs or the device does not support it.
+Result<bool> call_ece(const char* operation, int (*verb)(ibv_qp*, ibv_ece*), ibv_qp* qp, ibv_ece& ece) {
+  if (verb == nullptr) return false;
+  const Status done = check_errno(operation, verb(qp, &ece));
+  if (done) return true;
+  const int error = done.error().sys_errno;
+  if (error == EOPNOTSUPP || error == EPROTONOSUPPORT || error == ENOSYS) return false;
+  return done.error();
 }
 
-Result<RcQp> create_rc_qp(const Device& device, ibv_cq* send_cq, ibv_cq* recv_cq, const QpCaps& caps) {
+// In state RESET.
+Result<RcQp> create_qp(const Device& device, ibv_cq* cq, const QpCaps& caps) {
   const ibv_device_attr& limits = device.attributes();
   for (std::uint32_t inline_bytes = caps.inline_bytes;;) {
     ibv_qp_init_attr wanted = {};
-    wanted.send_cq = send_cq;
-    wanted.recv_cq = recv_cq;
+    wanted.send_cq = wanted.recv_cq = cq;
     wanted.qp_type = IBV_QPT_RC;
     wanted.cap.max_send_wr = at_most(caps.send_wr, limits.max_qp_wr);
     wanted.cap.max_recv_wr = at_most(caps.recv_wr, limits.max_qp_wr);
-    wanted.cap.max_send_sge = at_most(caps.send_sge, limits.max_sge);
-    wanted.cap.max_recv_sge = at_most(caps.recv_sge, limits.max_sge);
+    wanted.cap.max_send_sge = wanted.cap.max_recv_sge = 1;
     wanted.cap.max_inline_data = inline_bytes;
     Result<UniqueQp> qp = adopt("ibv_create_qp", device.verbs().create_qp(device.pd(), &wanted),
                                 device.verbs().destroy_qp, SetupStep::kCreateQueue);
@@ -85,16 +82,10 @@ Result<RcQp> create_rc_qp(const Device& device, ibv_cq* send_cq, ibv_cq* recv_cq
   }
 }
 
-Status to_reset(ibv_qp* qp, const Device& device) {
-  ibv_qp_attr attributes = {};
-  attributes.qp_state = IBV_QPS_RESET;
-  return modify(qp, device, attributes, IBV_QP_STATE, "ibv_modify_qp to RESET");
-}
-
-Status to_init(ibv_qp* qp, const Port& port, std::uint16_t pkey_index) {
+Status to_init(ibv_qp* qp, const Port& port, const Config& config) {
   ibv_qp_attr attributes = {};
   attributes.qp_state = IBV_QPS_INIT;
-  attributes.pkey_index = pkey_index;
+  attributes.pkey_index = config.pkey_index;
   attributes.port_num = port.port_num;
   attributes.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
   if (port.device->attributes().atomic_cap != IBV_ATOMIC_NONE) attributes.qp_access_flags |= IBV_ACCESS_REMOTE_ATOMIC;
@@ -102,15 +93,48 @@ Status to_init(ibv_qp* qp, const Port& port, std::uint16_t pkey_index) {
                 "ibv_modify_qp to INIT");
 }
 
+constexpr const char* kToRtr = "ibv_modify_qp to RTR";
+
+}  // namespace
+
+QpAddress qp_address(const Port& port, const ibv_qp* qp) {
+  return {.qp_num = qp->qp_num,
+          .lid = port.lid,
+          .link_layer = port.link_layer,
+          .grh_required = port.grh_required,
+          .gid = port.gid.gid,
+          .roce_version = port.gid.version};
+}
+
+Result<RcQp> make_qp(const Port& port, ibv_cq* cq, const QpCaps& caps, const Config& config) {
+  Result<RcQp> made = create_qp(*port.device, cq, caps);
+  if (!made) return made;
+  if (const Status moved = to_init(made->qp.get(), port, config); !moved) return moved.error();
+  return made;
+}
+
+Status make_again(ibv_qp* qp, const Port& port, const Config& config) {
+  const Status moved = set_state(qp, *port.device, IBV_QPS_RESET, "ibv_modify_qp to RESET");
+  return moved ? to_init(qp, port, config) : moved;
+}
+
 std::uint8_t responder_reads(const Device& device) {
-  return outstanding_reads(device.attributes().max_qp_rd_atom);
+  return static_cast<std::uint8_t>(std::clamp(device.attributes().max_qp_rd_atom, 0, kMaxOutstandingReads));
 }
 
 std::uint8_t initiator_reads(const Device& device) {
-  return outstanding_reads(device.attributes().max_qp_init_rd_atom);
+  return static_cast<std::uint8_t>(std::clamp(device.attributes().max_qp_init_rd_atom, 0, kMaxOutstandingReads));
 }
 
-Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPath& path, std::uint32_t psn) {
+Result<ConnectedQp> connect_qp(ibv_qp* qp, const Port& port, const QpConnection& connection, const Config& config) {
+  const QpAddress& remote = connection.remote;
+  ConnectedQp connected;
+  if (connection.ece) {
+    ibv_ece options = *connection.ece;
+    const Result<bool> accepted = call_ece("ibv_set_ece", port.device->verbs().set_ece, qp, options);
+    if (!accepted) return accepted.error();
+    connected.ece = *accepted;
+  }
   if ((remote.link_layer == IBV_LINK_LAYER_ETHERNET) != port.is_roce()) {
     return Error{ErrorKind::kRemote, EPROTONOSUPPORT, "link layers of both ends"};
   }
@@ -118,56 +142,86 @@ Status to_rtr(ibv_qp* qp, const Port& port, const QpAddress& remote, const QpPat
     const char* const mismatch = gid_mismatch(port.gid, {0, remote.gid, remote.roce_version});
     if (mismatch != nullptr) return Error{ErrorKind::kRemote, 0, mismatch, false, SetupStep::kMatchGids};
   }
-  ibv_qp_attr attributes = {};
-  attributes.qp_state = IBV_QPS_RTR;
-  attributes.path_mtu = path.mtu;
-  attributes.dest_qp_num = remote.qp_num;
-  attributes.rq_psn = psn;
-  attributes.max_dest_rd_atomic = responder_reads(*port.device);
-  attributes.min_rnr_timer = kMinRnrTimer;
-  attributes.ah_attr.dlid = destination_lid(port, remote);
-  attributes.ah_attr.sl = path.service_level;
-  attributes.ah_attr.port_num = port.port_num;
+  ibv_qp_attr rtr = {};
+  rtr.qp_state = IBV_QPS_RTR;
+  rtr.path_mtu = connection.path.mtu;
+  rtr.dest_qp_num = remote.qp_num;
+  rtr.rq_psn = connection.psns.expected;
+  rtr.max_dest_rd_atomic = responder_reads(*port.device);
+  rtr.min_rnr_timer = kMinRnrTimer;
+  rtr.ah_attr.dlid = destination_lid(port, remote);
+  rtr.ah_attr.sl = connection.path.service_level;
+  rtr.ah_attr.port_num = port.port_num;
   if (needs_grh(port, remote)) {
-    attributes.ah_attr.is_global = 1;
-    attributes.ah_attr.grh.dgid = remote.gid;
-    attributes.ah_attr.grh.sgid_index = static_cast<std::uint8_t>(port.gid.index);
-    attributes.ah_attr.grh.hop_limit = kHopLimit;
-    attributes.ah_attr.grh.traffic_class = path.traffic_class;
-    attributes.ah_attr.grh.flow_label = path.flow_label;
+    rtr.ah_attr.is_global = 1;
+    rtr.ah_attr.grh.dgid = remote.gid;
+    rtr.ah_attr.grh.sgid_index = static_cast<std::uint8_t>(port.gid.index);
+    rtr.ah_attr.grh.hop_limit = kHopLimit;
+    rtr.ah_attr.grh.traffic_class = connection.path.traffic_class;
+    rtr.ah_attr.grh.flow_label = connection.path.flow_label;
   }
-  return modify(qp, *port.device, attributes,
-                IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
-                    IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER,
-                "ibv_modify_qp to RTR");
+  constexpr int kRtrMask = IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN | IBV_QP_RQ_PSN |
+                           IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER;
+  if (const Status moved = modify(qp, *port.device, rtr, kRtrMask, kToRtr); !moved) return moved.error();
+  ibv_qp_attr rts = {};
+  rts.qp_state = IBV_QPS_RTS;
+  rts.timeout = config.timeout;
+  rts.retry_cnt = config.retry_count;
+  rts.rnr_retry = kRnrRetryInfinite;
+  rts.sq_psn = connection.psns.first;
+  rts.max_rd_atomic = std::min(initiator_reads(*port.device), connection.peer_reads);
+  constexpr int kRtsMask =
+      IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
+  if (const Status moved = modify(qp, *port.device, rts, kRtsMask, "ibv_modify_qp to RTS"); !moved)
+    return moved.error();
+  const Mlx5Capabilities& mlx5 = port.device->mlx5_capabilities();
+  const std::size_t index = connection.lag_index.value_or(mlx5.num_lag_ports);
+  if (mlx5.num_lag_ports < 2 || index >= mlx5.num_lag_ports || mlx5.modify_qp_lag_port == nullptr) return connected;
+  const auto lag_port = static_cast<std::uint8_t>(index + 1);
+  if (mlx5.modify_qp_lag_port(qp, lag_port) == 0) connected.lag_port = lag_port;  // else the firmware decides
+  return connected;
 }
 
-Status to_rts(ibv_qp* qp, const Port& port, std::uint8_t timeout, std::uint8_t retry_count, std::uint8_t peer_reads,
-              std::uint32_t psn) {
-  ibv_qp_attr attributes = {};
-  attributes.qp_state = IBV_QPS_RTS;
-  attributes.timeout = timeout;
-  attributes.retry_cnt = retry_count;
-  attributes.rnr_retry = kRnrRetryInfinite;
-  attributes.sq_psn = psn;
-  attributes.max_rd_atomic = std::min(initiator_reads(*port.device), peer_reads);
-  return modify(
-      qp, *port.device, attributes,
-      IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
-      "ibv_modify_qp to RTS");
+bool is_unresolved(const Error& error) {
+  return error.sys_errno == ETIMEDOUT && std::string_view(error.operation) == kToRtr;
 }
 
-std::uint8_t set_lag_port(ibv_qp* qp, const Device& device, std::size_t index) {
-  const Mlx5Capabilities& mlx5 = device.mlx5_capabilities();
-  if (mlx5.num_lag_ports < 2 || index >= mlx5.num_lag_ports || mlx5.modify_qp_lag_port == nullptr) return 0;
-  const auto port = static_cast<std::uint8_t>(index + 1);
-  return mlx5.modify_qp_lag_port(qp, port) == 0 ? port : std::uint8_t{0};
+QpConnection to_oneself(const Port& port, const ibv_qp* qp, std::uint32_t psn, const Config& config) {
+  return {.remote = qp_address(port, qp),
+          .psns = {psn, psn},
+          .path = {.mtu = port.active_mtu,
+                   .traffic_class = config.traffic_class.value_or(0),
+                   .service_level = config.service_level.value_or(0)},
+          .peer_reads = responder_reads(*port.device)};
+}
+
+std::uint64_t mix_bits(std::uint64_t number) {
+  return 0x9e3779b97f4a7c15 * number;  // 2^64 divided by the golden ratio
+}
+
+std::uint32_t first_psn(std::uint64_t connection, std::uint32_t round) {
+  return static_cast<std::uint32_t>(mix_bits(connection + round) >> 32) & kPsnMask;
+}
+
+// Eight and more labels follow one another from a multiple of 8: a hash of the kind that switches use, a CRC or an XOR
+// of bits, then sends eight QPs over all of four paths. Fewer begin anywhere, so that the low bits of different
+// connections differ.
+std::uint32_t flow_label(std::uint64_t connection, std::size_t qp, std::size_t qps) {
+  constexpr std::uint32_t kAlignment = 8;
+  constexpr std::uint64_t kBases = ((1U << 14) - kFlowLabels) / kAlignment - 1;
+  const std::uint64_t offset = qps < kAlignment ? (connection >> 32) % kAlignment : 0;
+  return kAlignment * static_cast<std::uint32_t>(1 + connection % kBases) +
+         static_cast<std::uint32_t>(offset + qp % kFlowLabels);
+}
+
+std::optional<std::size_t> lag_index(const Device& device, std::uint64_t connection, std::size_t qp, std::size_t qps) {
+  const std::size_t ports = device.mlx5_capabilities().num_lag_ports;
+  if (ports < 2 || qps < ports) return std::nullopt;
+  return ((connection >> 32) % ports + qp) % ports;
 }
 
 Status to_error(ibv_qp* qp, const Device& device) {
-  ibv_qp_attr attributes = {};
-  attributes.qp_state = IBV_QPS_ERR;
-  return modify(qp, device, attributes, IBV_QP_STATE, "ibv_modify_qp to ERR");
+  return set_state(qp, device, IBV_QPS_ERR, "ibv_modify_qp to ERR");
 }
 
 Result<std::uint32_t> expected_psn(ibv_qp* qp, const Device& device) {
@@ -179,21 +233,10 @@ Result<std::uint32_t> expected_psn(ibv_qp* qp, const Device& device) {
 }
 
 Result<std::optional<ibv_ece>> query_ece(ibv_qp* qp, const Device& device) {
-  if (device.verbs().query_ece == nullptr) return std::optional<ibv_ece>();
   ibv_ece ece = {};
-  const Status status = check_errno("ibv_query_ece", device.verbs().query_ece(qp, &ece));
-  if (status) return std::optional<ibv_ece>(ece);
-  if (means_not_supported(status.error())) return std::optional<ibv_ece>();
-  return status.error();
-}
-
-Result<bool> set_ece(ibv_qp* qp, const Device& device, const ibv_ece& ece) {
-  if (device.verbs().set_ece == nullptr) return false;
-  ibv_ece wanted = ece;
-  const Status status = check_errno("ibv_set_ece", device.verbs().set_ece(qp, &wanted));
-  if (status) return true;
-  if (means_not_supported(status.error())) return false;
-  return status.error();
+  const Result<bool> queried = call_ece("ibv_query_ece", device.verbs().query_ece, qp, ece);
+  if (!queried) return queried.error();
+  return *queried ? std::optional(ece) : std::nullopt;
 }
 
 }  // namespace verbatim

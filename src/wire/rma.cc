@@ -115,7 +115,7 @@ std::vector<std::uint8_t> encode_rma_lane(const RmaLane& lane) {
 
 std::vector<std::uint8_t> encode_rma_offer(const RmaOffer& offer) {
   Writer writer;
-  writer.fields(offer.contexts, offer.rank_stride, static_cast<std::uint8_t>(offer.lanes.size()));
+  writer.fields(offer.contexts, offer.rank_stride, offer.psn, static_cast<std::uint8_t>(offer.lanes.size()));
   for (const RmaOfferedLane& lane : offer.lanes) {
     code_offered_lane(writer, lane);
     for (const HelloQp& qp : lane.qps) code_rma_qp(writer, qp);
@@ -174,9 +174,9 @@ Result<RmaExchange> decode_rma_exchange(std::span<const std::uint8_t> body) {
 Result<RmaOffer> decode_rma_offer(std::span<const std::uint8_t> body) {
   Reader reader(body);
   RmaOffer offer;
-  reader.fields(offer.contexts, offer.rank_stride);
+  reader.fields(offer.contexts, offer.rank_stride, offer.psn);
   const std::size_t lanes = reader.get<std::uint8_t>();
-  if (!reader.complete() || lanes > kMaxRmaPorts || offer.contexts > kMaxRmaContexts) {
+  if (!reader.complete() || lanes > kMaxRmaPorts || offer.contexts > kMaxRmaContexts || offer.psn >> 24 != 0) {
     return damaged("damaged offer of QPs");
   }
   offer.lanes.resize(lanes);

@@ -81,6 +81,7 @@ struct RmaOfferedLane {
 struct RmaOffer {
   std::uint32_t contexts = 0;
   std::uint32_t rank_stride = 1;
+  std::uint32_t psn = 0;  // of the first packet that each of these QPs expects
   std::vector<RmaOfferedLane> lanes;
 };
 

@@ -103,6 +103,7 @@ Bytes offer_body(fuzz::Input& input, std::uint32_t contexts, std::uint8_t ports)
   const auto fields = input.get<std::uint8_t>();
   if ((fields & 1) != 0) offer.contexts = input.get<std::uint16_t>();
   if ((fields & 2) != 0) offer.rank_stride = input.get<std::uint8_t>() % 4;
+  if ((fields & 64) != 0) offer.psn = input.get<std::uint32_t>();
   for (std::uint8_t lane = 0; lane < ports; ++lane) offer.lanes.push_back(offered_lane(input, contexts, fields));
   return wire::encode_rma_offer(offer);
 }

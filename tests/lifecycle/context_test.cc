@@ -1,11 +1,14 @@
-// The first bytes of a context, which NCCL overwrites.
+// The first bytes of a context, which NCCL overwrites; and what the plugin sets of its QPs.
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <cstring>
+#include <set>
+#include <vector>
 
 #include "conformance.h"
 #include "process_resources.h"
+#include "support/counted_verbs/modifications.h"
 
 namespace conformance {
 namespace {
@@ -22,17 +25,41 @@ TEST_P(OverwrittenContext, FirstFourBytesOverwritten_KeepsTrafficClass) {
     ASSERT_OK(net().init(1, {.traffic_class = kTrafficClass}, &own));
     ASSERT_NE(own, nullptr);
     std::memcpy(own, &written, sizeof written);
-    const long paths = verbs_paths();
-    const long paths_of_class = verbs_paths(kTrafficClass);
+    const verbatim::test::Modifications modifications;
     {
       TestConnection link = this->link({own, 0}, {own, 0});
       exchange_one(link, 100'000);
     }
-    EXPECT_GE(verbs_paths(kTrafficClass) - paths_of_class, 2) << "one QP of each end";
-    EXPECT_EQ(verbs_paths(kTrafficClass) - paths_of_class, verbs_paths() - paths) << "all QPs have this class";
+    const std::vector<ibv_qp_attr> paths = modifications.that_set(IBV_QP_AV);
+    EXPECT_GE(paths.size(), 2U) << "one QP of each end";
+    for (const ibv_qp_attr& path : paths) EXPECT_EQ(path.ah_attr.grh.traffic_class, kTrafficClass);
     EXPECT_OK(net().finalize(own));
     EXPECT_EQ(verbs_alive(), "");
   }
+}
+
+class FirstPsns : public Conformance {};
+INSTANTIATE_TEST_SUITE_P(Net, FirstPsns, ::testing::Values(12), version_name);
+
+// Two random numbers of 24 bits are equal in one of 16 million runs.
+TEST_P(FirstPsns, TwoConnections_BeginWithDifferentPsns) {
+  void* context = nullptr;
+  ASSERT_OK(net().init(1, {}, &context));
+  std::set<std::uint32_t> psns;
+  for (int connection = 0; connection < 2; ++connection) {
+    const verbatim::test::Modifications modifications;
+    TestConnection link = this->link({context, 0}, {context, 0});
+    exchange_one(link, 100'000);
+    std::set<std::uint32_t> expected;
+    std::set<std::uint32_t> first;
+    for (const ibv_qp_attr& set : modifications.that_set(IBV_QP_RQ_PSN)) expected.insert(set.rq_psn);
+    for (const ibv_qp_attr& set : modifications.that_set(IBV_QP_SQ_PSN)) first.insert(set.sq_psn);
+    EXPECT_EQ(expected, first);
+    EXPECT_EQ(expected.size(), 1U) << "the same at both ends";
+    psns.merge(expected);
+  }
+  EXPECT_EQ(psns.size(), 2U);
+  EXPECT_OK(net().finalize(context));
 }
 
 }  // namespace

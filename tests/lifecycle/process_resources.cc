@@ -1,6 +1,5 @@
 #include "process_resources.h"
 
-#include <dlfcn.h>
 #include <malloc.h>
 
 #include <cstdlib>
@@ -8,6 +7,7 @@
 
 #include "conformance.h"
 #include "support/counted_verbs/counted_verbs.h"
+#include "support/counted_verbs/modifications.h"
 
 namespace conformance {
 namespace {
@@ -22,16 +22,7 @@ std::size_t entries(const char* directory) {
 }
 
 VerbsCounters& counters() {
-  // Opened once and never closed, as by the plugin.
-  static auto* const found = [] {
-    void* library = dlopen(getenv("VERBATIM_VERBS_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
-    return library == nullptr ? nullptr : static_cast<VerbsCounters*>(dlsym(library, verbatim::test::kCountersSymbol));
-  }();
-  if (found == nullptr) {
-    fprintf(stderr, "VERBATIM_VERBS_LIBRARY is not the counting verbs library\n");
-    std::exit(2);
-  }
-  return *found;
+  return verbatim::test::verbs_counters();
 }
 
 }  // namespace
@@ -90,22 +81,12 @@ long verbs_made() {
   return made;
 }
 
-long verbs_paths(std::uint8_t traffic_class) {
-  return counters().paths[traffic_class];
-}
-
 long verbs_registered_bytes() {
   return counters().registered_bytes;
 }
 
 long verbs_queue_entries() {
   return counters().queue_entries;
-}
-
-long verbs_paths() {
-  long paths = 0;
-  for (const std::atomic<long>& count : counters().paths) paths += count;
-  return paths;
 }
 
 void report_verbs(int fd) {

@@ -34,9 +34,6 @@ long verbs_alive(const std::string& kind);
 // Bytes that were registered in this process, and entries of the queues that were created.
 long verbs_registered_bytes();
 long verbs_queue_entries();
-// The number of QPs that were moved to RTR, with this traffic class and with any.
-long verbs_paths(std::uint8_t traffic_class);
-long verbs_paths();
 // From now on the verbs library writes the name of each object that is modified or destroyed to this descriptor.
 void report_verbs(int fd);
 // Selects the call of a verb that fails.

@@ -32,16 +32,11 @@ namespace {
 constexpr std::size_t kBytes = 4096;
 constexpr int kUnderWay = cost::MeasuredPuts::kUnderWay;
 constexpr int kPutsOfARound = 16384;
-constexpr std::uint8_t kTimeout = 14;
-constexpr std::uint8_t kRetryCount = 7;
 
 template <typename T>
 T value_of(Result<T> result) {
   if (!result) throw std::runtime_error(std::string(result.error().operation) + " failed");
   return *std::move(result);
-}
-void require(const Status& status) {
-  if (!status) throw std::runtime_error(std::string(status.error().operation) + " failed");
 }
 
 // Two QPs of this process, and WRITEs from one to the other.
@@ -61,13 +56,15 @@ class BareLoop {
                 verbs_->dereg_mr));
       end.cq = value_of(adopt("ibv_create_cq", verbs_->create_cq(device.context(), 2 * kUnderWay, nullptr, nullptr, 0),
                               verbs_->destroy_cq));
-      end.qp = value_of(create_rc_qp(device, end.cq.get(), end.cq.get(), {.send_wr = 2 * kUnderWay, .recv_wr = 1}));
-      require(to_init(end.qp.qp.get(), port, 0));
+      end.qp = value_of(make_qp(port, end.cq.get(), {.send_wr = 2 * kUnderWay, .recv_wr = 1}, config));
     }
     for (const int i : {0, 1}) {
       ibv_qp* const own = ends_[i].qp.qp.get();
-      require(to_rtr(own, port, qp_address(port, ends_[1 - i].qp.qp.get()), {.mtu = port.active_mtu}));
-      require(to_rts(own, port, kTimeout, kRetryCount, responder_reads(device)));
+      value_of(connect_qp(own, port,
+                          {.remote = qp_address(port, ends_[1 - i].qp.qp.get()),
+                           .path = {.mtu = port.active_mtu},
+                           .peer_reads = responder_reads(device)},
+                          config));
     }
     std::memset(ends_[0].bytes, 0x5a, kBytes);
     for (std::size_t i = 0; i < kUnderWay; ++i) {

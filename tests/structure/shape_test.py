@@ -84,8 +84,8 @@ LIMITS = {
     "functions of RecvComm": (functions("RecvComm", "src/net/"), 92),
     "functions of rma::ContextSet": (functions("ContextSet", "src/rma/"), 86),
     "functions of rma::Failover": (functions("Failover", "src/rma/"), 36),
-    "places that move a QP to INIT": (places(call("to_init")), 5),
-    "places that move a QP to RTR": (places(call("to_rtr")), 4),
+    "places that move a QP to INIT": (places(call("to_init")), 2),
+    "places that move a QP to RTR": (places(r"= IBV_QPS_RTR;"), 1),
     "places that make a thread": (places(THREAD), 3),
     "places that dial": (places(call("tcp_connect")), 4),
     "places that listen": (places(call("tcp_listen")), 4),
@@ -142,12 +142,13 @@ EXAMPLES = {
     "places that make a thread": ("src/x.cc", THREADS, NO_THREADS),
     "blocking waits": ("src/x.cc", WAITS, NO_WAITS),
     "blocking waits of the data path": ("src/rma/context_lanes.cc", WAITS, NO_WAITS),
+    "places that move a QP to RTR": ("src/x.cc", ("  rtr.qp_state = IBV_QPS_RTR;",), ("if (state == IBV_QPS_RTR) f();", "x = IBV_QPS_RTS;")),
     "files that ask for the time": ("src/x.cc", ("monotonic_ns();\n" * 2,), ("std::uint64_t monotonic_ns() {", "// monotonic_ns()")),
     "files that name a lane": ("src/x.cc", ("int lane;\nint lanes;", "f(kLaneDown);"), ("x.plane_id = 1;", "setPlaneId(1);", "// lane")),
 }
 CALLS = ("x = NAME(y);", "return NAME(y);", "if (Status moved = NAME(\n    y); !moved) return;")
 NO_CALLS = ("Status NAME(int x);", "Result<bool> NAME(int x) {", "// NAME(x)", "unNAME(x);", "f(&NAME);")
-FUNCTION_OF = {"INIT": "to_init", "RTR": "to_rtr", "dial": "tcp_connect", "listen": "tcp_listen", "messages": "receive_into"}
+FUNCTION_OF = {"INIT": "to_init", "dial": "tcp_connect", "listen": "tcp_listen", "messages": "receive_into"}
 
 
 def examples(limit):

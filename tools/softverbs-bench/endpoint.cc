@@ -35,7 +35,7 @@ Result<Endpoint> Endpoint::open(std::byte* area, std::size_t bytes) {
       adopt("ibv_create_cq", table.create_cq(device.context(), 2 * kDepth, nullptr, nullptr, 0), table.destroy_cq);
   if (!cq) return cq.error();
   endpoint.cq_ = *std::move(cq);
-  auto qp = create_rc_qp(device, endpoint.cq_.get(), endpoint.cq_.get(), {.send_wr = kDepth, .inline_bytes = 8});
+  auto qp = make_qp(*endpoint.port_, endpoint.cq_.get(), {.send_wr = kDepth, .inline_bytes = 8}, *config);
   if (!qp) return qp.error();
   endpoint.qp_ = *std::move(qp);
   return endpoint;
@@ -47,9 +47,13 @@ RemoteArea Endpoint::local() const {
 
 Status Endpoint::connect(const RemoteArea& remote) {
   remote_ = remote;
-  if (Status status = to_init(qp_.qp.get(), *port_, 0); !status) return status;
-  if (Status status = to_rtr(qp_.qp.get(), *port_, remote.qp, {.mtu = port_->active_mtu}); !status) return status;
-  return to_rts(qp_.qp.get(), *port_, kTimeout, kRetryCount, responder_reads(*port_->device));
+  Config config;
+  config.timeout = kTimeout;
+  config.retry_count = kRetryCount;
+  const QpConnection connection{
+      .remote = remote.qp, .path = {.mtu = port_->active_mtu}, .peer_reads = responder_reads(*port_->device)};
+  const auto connected = connect_qp(qp_.qp.get(), *port_, connection, config);
+  return connected ? Status() : Status(connected.error());
 }
 
 Status Endpoint::write(std::size_t offset, std::size_t remote_offset, std::size_t bytes, bool signalled, bool inlined) {

@@ -19,13 +19,10 @@ constexpr std::uint32_t kPieceAlignBytes = 128;
 // Larger work requests are split, so that the NIC serves other QPs between the pieces.
 constexpr std::uint32_t kMaxPieceBytes = 1U << 30;
 constexpr std::size_t kVerbsToConnectQp = 2;
+static_assert(wire::kMaxQps <= kFlowLabels);
 // Pauses between attempts to resolve the peer's address: each attempt sends a few ARP or ND requests.
 constexpr std::uint64_t kFirstResolvePauseNs = 20 * kNanosecondsPerMillisecond;
 constexpr std::uint64_t kMaxResolvePauseNs = kNanosecondsPerSecond;
-
-std::uint32_t max_message_bytes(const Port& port) {
-  return static_cast<std::uint32_t>(std::min<std::uint64_t>(port.max_msg_bytes, kMaxPieceBytes));
-}
 
 // The type of the GIDs of all `ports`, as a bit of Hello::capabilities.
 std::uint32_t roce_capability(std::span<const Port* const> ports) {
@@ -41,43 +38,60 @@ RoceVersion roce_version(const wire::Hello& hello) {
   return (hello.capabilities & wire::kRoceV1) != 0 ? RoceVersion::kV1 : RoceVersion::kUnknown;
 }
 
-QpAddress address_of(const wire::Hello& hello, const wire::HelloDevice& device, const wire::HelloQp& qp) {
+}  // namespace
+
+wire::HelloDevice hello_of(const Port& port) {
+  wire::HelloDevice hello;
+  hello.guid = port.guid;
+  std::memcpy(hello.gid.data(), port.gid.gid.raw, hello.gid.size());
+  hello.max_message_bytes = max_message_bytes(port);
+  hello.speed_mbps = port.speed_mbps;
+  hello.lid = port.lid;
+  hello.link_layer = port.link_layer;
+  hello.grh_required = port.grh_required;
+  hello.mtu = static_cast<std::uint8_t>(port.active_mtu);
+  hello.port = port.port_num;
+  hello.gid_index = static_cast<std::uint8_t>(port.gid.index);
+  hello.responder_reads = responder_reads(*port.device);
+  hello.name = port.device->name();
+  return hello;
+}
+
+wire::HelloQp hello_of(ibv_qp* qp, const Device& device, bool ece) {
+  wire::HelloQp hello{.number = qp->qp_num};
+  if (!ece) return hello;
+  const Result<std::optional<ibv_ece>> options = query_ece(qp, device);
+  hello.has_ece = options && *options;
+  if (hello.has_ece) hello.ece = {(*options)->vendor_id, (*options)->options, (*options)->comp_mask};
+  return hello;
+}
+
+QpAddress address_of(const wire::HelloDevice& peer, RoceVersion version) {
   QpAddress address;
-  address.qp_num = qp.number;
-  address.lid = device.lid;
-  address.link_layer = device.link_layer;
-  address.grh_required = device.grh_required;
-  std::memcpy(address.gid.raw, device.gid.data(), sizeof address.gid.raw);
-  address.roce_version = roce_version(hello);
+  address.lid = peer.lid;
+  address.link_layer = peer.link_layer;
+  address.grh_required = peer.grh_required;
+  std::memcpy(address.gid.raw, peer.gid.data(), sizeof address.gid.raw);
+  address.roce_version = version;
   return address;
 }
 
-// NCCL uses the traffic class of a communicator as its service level too, of which devices take the low four bits.
-std::uint8_t service_level_of(int traffic_class) {
-  return static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class & 0xf);
+std::optional<ibv_ece> ece_of(const wire::HelloQp& peer) {
+  if (!peer.has_ece) return std::nullopt;
+  return ibv_ece{peer.ece[0], peer.ece[1], peer.ece[2]};
 }
 
-// The GRH flow label of QP `qp` of `qps`, equal at both ends. Devices and the kernel derive the UDP source port of RoCE
-// from it (its low 14 bits; 0 leaves the choice to the driver), and switches choose the path by the port. Eight and
-// more labels follow one another from a multiple of 8: a hash of the kind that switches use, a CRC or an XOR of bits,
-// then sends eight QPs over all of four paths. Fewer begin anywhere, so that the low bits of different connections
-// differ.
-std::uint32_t flow_label(std::uint64_t attempt, std::size_t qp, std::size_t qps) {
-  constexpr std::uint32_t kAlignment = 8;
-  constexpr std::uint64_t kBases = ((1U << 14) - wire::kMaxQps) / kAlignment - 1;
-  const std::uint64_t offset = qps < kAlignment ? (attempt >> 32) % kAlignment : 0;
-  return kAlignment * static_cast<std::uint32_t>(1 + attempt % kBases) + static_cast<std::uint32_t>(offset + qp);
+QpPath path_to(const wire::HelloDevice& peer, const Port& port, const Config& config, int traffic_class) {
+  const int given = std::max(traffic_class, 0);
+  // NCCL uses the traffic class of a communicator as its service level too, of which devices take the low four bits.
+  return {.mtu = static_cast<ibv_mtu>(std::min<int>(port.active_mtu, peer.mtu)),
+          .traffic_class = config.traffic_class.value_or(static_cast<std::uint8_t>(given)),
+          .service_level = config.service_level.value_or(static_cast<std::uint8_t>(given & 0xf))};
 }
 
-// Which port of a LAG QP `qp` of `qps` uses, as an index. nullopt: the driver decides. It gives the QPs that it creates
-// to the ports in turn, so this is needed only where a connection has a QP for each port.
-std::optional<std::size_t> lag_port(const Device& device, std::uint64_t attempt, std::size_t qp, std::size_t qps) {
-  const std::size_t ports = device.mlx5_capabilities().num_lag_ports;
-  if (ports < 2 || qps < ports) return std::nullopt;
-  return (attempt % ports + qp) % ports;
+std::uint32_t max_message_bytes(const Port& port) {
+  return static_cast<std::uint32_t>(std::min<std::uint64_t>(port.max_msg_bytes, kMaxPieceBytes));
 }
-
-}  // namespace
 
 QpUsage qp_usage(std::span<const Port* const> ports) {
   QpUsage fullest;
@@ -102,32 +116,10 @@ Result<Endpoint> Endpoint::create(const std::vector<const Port*>& ports, const E
 
 void Endpoint::add_to_hello(wire::Hello& hello) const {
   hello.capabilities |= roce_capability(ports_);
-  for (const Port* port : ports_) {
-    wire::HelloDevice device;
-    device.guid = port->guid;
-    std::memcpy(device.gid.data(), port->gid.gid.raw, device.gid.size());
-    device.max_message_bytes = verbatim::max_message_bytes(*port);
-    device.speed_mbps = port->speed_mbps;
-    device.lid = port->lid;
-    device.link_layer = port->link_layer;
-    device.grh_required = port->grh_required;
-    device.mtu = static_cast<std::uint8_t>(port->active_mtu);
-    device.port = port->port_num;
-    device.gid_index = static_cast<std::uint8_t>(port->gid.index);
-    device.responder_reads = responder_reads(*port->device);
-    device.name = port->device->name();
-    hello.devices.push_back(std::move(device));
-  }
+  for (const Port* port : ports_) hello.devices.push_back(hello_of(*port));
   for (const EndpointQp& end : qps_) {
-    wire::HelloQp qp;
-    qp.number = end.qp->qp_num;
+    wire::HelloQp& qp = hello.qps.emplace_back(hello_of(end.qp.get(), *ports_[end.device]->device, ece_ && end.ece));
     qp.device = end.device;
-    if (ece_ && end.ece) {
-      const Result<std::optional<ibv_ece>> ece = query_ece(end.qp.get(), *ports_[end.device]->device);
-      qp.has_ece = ece && *ece;
-      if (qp.has_ece) qp.ece = {(*ece)->vendor_id, (*ece)->options, (*ece)->comp_mask};
-    }
-    hello.qps.push_back(qp);
   }
 }
 
@@ -148,32 +140,28 @@ Result<bool> Endpoint::connect(const wire::Hello& remote, const Config& config, 
     const Port& port = *ports_[end.device];
     end.remote_device = peer_qp.device;
     max_message_bytes_ = std::min({max_message_bytes_, verbatim::max_message_bytes(port), peer.max_message_bytes});
-    end.ece = false;
-    if (ece_ && peer_qp.has_ece) {
-      const Result<bool> set = set_ece(end.qp.get(), *port.device, {peer_qp.ece[0], peer_qp.ece[1], peer_qp.ece[2]});
-      if (!set) return set.error();
-      end.ece = *set;
-    }
-    QpPath& path = end.path;
-    path.mtu = static_cast<ibv_mtu>(std::min<int>(port.active_mtu, peer.mtu));
-    path.traffic_class =
-        config.traffic_class.value_or(static_cast<std::uint8_t>(traffic_class < 0 ? 0 : traffic_class));
-    path.service_level = config.service_level.value_or(service_level_of(traffic_class));
-    if (port.is_roce()) path.flow_label = flow_label(remote.attempt, i, qps_.size());
-    if (const Status moved = to_rtr(end.qp.get(), port, address_of(remote, peer, peer_qp), path); !moved) {
-      if (moved.error().sys_errno != ETIMEDOUT) return moved.error();
-      wait_for_neighbour(moved.error());
+    end.path = path_to(peer, port, config, traffic_class);
+    if (port.is_roce()) end.path.flow_label = flow_label(remote.attempt, i, qps_.size());
+    const std::uint32_t psn = first_psn(remote.attempt, 0);
+    QpConnection connection{.remote = address_of(peer, roce_version(remote)),
+                            .psns = {psn, psn},
+                            .path = end.path,
+                            .peer_reads = peer.responder_reads};
+    connection.remote.qp_num = peer_qp.number;
+    if (ece_) connection.ece = ece_of(peer_qp);
+    const std::size_t ports = ports_.size();
+    connection.lag_index = lag_index(*port.device, remote.attempt, i / ports, qps_.size() / ports);
+    const Result<ConnectedQp> connected = connect_qp(end.qp.get(), port, connection, config);
+    if (!connected) {
+      if (!is_unresolved(connected.error())) return connected.error();
+      wait_for_neighbour(connected.error());
       budget.exhaust();
       return false;
     }
     unresolved_.reset();
     resolve_pause_ns_ = 0;
-    if (const Status moved = to_rts(end.qp.get(), port, config.timeout, config.retry_count, peer.responder_reads);
-        !moved)
-      return moved.error();
-    if (const auto lag = lag_port(*port.device, remote.attempt, i / ports_.size(), qps_.size() / ports_.size())) {
-      end.lag_port = set_lag_port(end.qp.get(), *port.device, *lag);
-    }
+    end.ece = connected->ece;
+    end.lag_port = connected->lag_port;
     connected_qps_ = i + 1;
   }
   if (max_message_bytes_ > kPieceAlignBytes) max_message_bytes_ -= max_message_bytes_ % kPieceAlignBytes;

@@ -50,16 +50,16 @@ struct LaneGids {
   std::uint16_t remote_index = 0;
 };
 
-struct EndpointQp {
-  UniqueQp qp;
-  std::uint32_t inline_bytes = 0;
-  std::uint32_t send_wr = 0;  // depths that the device granted
-  std::uint32_t recv_wr = 0;
+// What stays when a lane comes back.
+struct QpPlace {
   std::uint8_t device = 0;         // index into the endpoint's ports
   std::uint8_t remote_device = 0;  // index into the peer's devices
   bool ece = true;                 // after connect: whether the device accepted the peer's options
-  QpPath path;                     // after connect
+  QpPath path = {};                // after connect
   std::uint8_t lag_port = 0;       // after connect; 0: no LAG
+};
+
+struct EndpointQp : RcQp, QpPlace {
   std::unique_ptr<LaneGids> gids;  // nullptr: those of the ports, as they were at connect
 };
 
@@ -154,6 +154,17 @@ class Endpoint {
   std::uint64_t connected_ns_ = 0;
   std::vector<std::shared_ptr<const PortCounters>> counters_;  // of the ports, at connect
 };
+
+// What this end tells of a port, and of a QP with its ECE options if `ece`.
+wire::HelloDevice hello_of(const Port& port);
+wire::HelloQp hello_of(ibv_qp* qp, const Device& device, bool ece);
+// What it makes of the peer's: the address without the QP, and the path without the flow label. `traffic_class` applies
+// unless the configuration sets one; -1: none.
+QpAddress address_of(const wire::HelloDevice& peer, RoceVersion version);
+std::optional<ibv_ece> ece_of(const wire::HelloQp& peer);
+QpPath path_to(const wire::HelloDevice& peer, const Port& port, const Config& config, int traffic_class);
+// Limit of one work request.
+std::uint32_t max_message_bytes(const Port& port);
 
 // Of the device that has the fewest QPs left.
 QpUsage qp_usage(std::span<const Port* const> ports);

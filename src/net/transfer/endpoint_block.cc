@@ -169,16 +169,9 @@ Result<EndpointQp> EndpointBlock::create_qp(const Endpoint& endpoint, std::size_
   const std::size_t device = qp % ports_.size();
   const Port& port = *endpoint.ports_[device];
   ibv_cq* cq = endpoint.cqs_[qp % endpoint.cqs_.size()].get();
-  Result<RcQp> created = create_rc_qp(*port.device, cq, cq, sizes_.caps);
+  Result<RcQp> created = make_qp(port, cq, sizes_.caps, config_);
   if (!created) return created.error();
-  if (const Status moved = to_init(created->qp.get(), port, config_.pkey_index); !moved) return moved.error();
-  EndpointQp made;
-  made.qp = std::move(created->qp);
-  made.inline_bytes = created->inline_bytes;
-  made.send_wr = created->send_wr;
-  made.recv_wr = created->recv_wr;
-  made.device = static_cast<std::uint8_t>(device);
-  return made;
+  return EndpointQp{*std::move(created), {.device = static_cast<std::uint8_t>(device)}, nullptr};
 }
 
 // The QPs were created in the order of the block. A device may still give out numbers in another order (numbers that

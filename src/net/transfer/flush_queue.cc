@@ -9,30 +9,25 @@
 
 namespace verbatim {
 
-Result<UniqueQp> FlushQueue::make_qp(const Port& port, ibv_cq* cq, const Config& config) {
-  Result<RcQp> created = create_rc_qp(*port.device, cq, cq, {.send_wr = kSlots, .recv_wr = 1});
+Result<UniqueQp> FlushQueue::make_flush_qp(const Port& port, ibv_cq* cq, std::uint32_t psn, const Config& config) {
+  Result<RcQp> created = make_qp(port, cq, {.send_wr = kSlots, .recv_wr = 1}, config);
   if (!created) return created.error();
   ibv_qp* qp = created->qp.get();
-  if (const Status moved = to_init(qp, port, config.pkey_index); !moved) return moved.error();
-  const QpPath path{.mtu = port.active_mtu,
-                    .traffic_class = config.traffic_class.value_or(0),
-                    .service_level = config.service_level.value_or(0)};
-  if (const Status moved = to_rtr(qp, port, qp_address(port, qp), path); !moved) return moved.error();
-  if (const Status moved = to_rts(qp, port, config.timeout, config.retry_count, responder_reads(*port.device)); !moved)
-    return moved.error();
+  const Result<ConnectedQp> connected = connect_qp(qp, port, to_oneself(port, qp, psn, config), config);
+  if (!connected) return connected.error();
   return std::move(created->qp);
 }
 
-Result<std::unique_ptr<FlushQueue::State>> FlushQueue::create(Comm& comm, const Endpoint& endpoint,
-                                                              const Config& config, std::size_t& port_index) const {
+Status FlushQueue::prepare(Comm& comm, const Endpoint& endpoint, const Config& config, const ControlMemory& control,
+                           const std::byte* target, std::size_t& port) {
   auto state = std::make_unique<State>();
-  for (std::size_t i = 0; i < endpoint.ports().size(); ++i) {
-    port_index = i;
-    const Port& port = *endpoint.ports()[i];
+  state->target = reinterpret_cast<std::uint64_t>(target);
+  for (port = 0; port < endpoint.ports().size(); ++port) {
+    state->target_lkeys.push_back(control.lkey(port));
     state->qps.emplace_back();
-    if (is_left_out(i)) continue;
-    ibv_cq* cq = endpoint.cqs()[i].get();
-    Result<UniqueQp> qp = make_qp(port, cq, config);
+    if (is_left_out(port)) continue;
+    const std::uint32_t psn = first_psn(endpoint.remote().attempt, 0);
+    Result<UniqueQp> qp = make_flush_qp(*endpoint.ports()[port], endpoint.cqs()[port].get(), psn, config);
     if (!qp) return qp.error();
     state->qps.back() = std::move(*qp);
   }
@@ -43,16 +38,7 @@ Result<std::unique_ptr<FlushQueue::State>> FlushQueue::create(Comm& comm, const 
   }
   state->free_slots.resize(kSlots);
   std::iota(state->free_slots.rbegin(), state->free_slots.rend(), 0U);
-  return state;
-}
-
-Status FlushQueue::prepare(Comm& comm, const Endpoint& endpoint, const Config& config, const ControlMemory& control,
-                           const std::byte* target, std::size_t& port) {
-  Result<std::unique_ptr<State>> state = create(comm, endpoint, config, port);
-  if (!state) return state.error();
-  state_ = std::move(*state);
-  state_->target = reinterpret_cast<std::uint64_t>(target);
-  for (std::size_t i = 0; i < endpoint.ports().size(); ++i) state_->target_lkeys.push_back(control.lkey(i));
+  state_ = std::move(state);
   active_.store(state_.get(), std::memory_order_release);
   return {};
 }

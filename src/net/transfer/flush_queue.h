@@ -50,8 +50,8 @@ class FlushQueue {
   void complete_held();
   // Whether this flush waits for that.
   static bool is_held(const Request& request) { return static_cast<const Slot&>(request).held != 0; }
-  // A QP in RTS that is connected to itself, for READs on the port.
-  static Result<UniqueQp> make_qp(const Port& port, ibv_cq* cq, const Config& config);
+  // A QP in RTS that is connected to itself, from this PSN on, for READs on the port.
+  static Result<UniqueQp> make_flush_qp(const Port& port, ibv_cq* cq, std::uint32_t psn, const Config& config);
   bool is_left_out(std::size_t port) const { return (left_out_ >> port & 1) != 0; }
   // READs are posted on this port again, on the QP `qp`, which becomes the one from before. False: nothing has changed,
   // because flushes have been prepared since and `qp` is missing.
@@ -82,9 +82,6 @@ class FlushQueue {
     std::vector<Slot> slots;
     std::vector<std::uint32_t> free_slots;
   };
-
-  Result<std::unique_ptr<State>> create(Comm& comm, const Endpoint& endpoint, const Config& config,
-                                        std::size_t& port) const;
 
   SingleWriter<std::uint32_t> pending_;
   SingleWriter<std::uint32_t> in_use_;

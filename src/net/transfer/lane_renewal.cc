@@ -24,31 +24,23 @@ constexpr unsigned kLinkStatePollUs = 1000;
 constexpr unsigned kMaxHoldDoublings = 6;  // of the hold-down: 32 s
 
 // Like the QP `old` of the endpoint, in INIT.
-Result<EndpointQp> make_qp(const Endpoint& endpoint, std::size_t index, const Port& port, const Config& config) {
+Result<EndpointQp> make_lane_qp(const Endpoint& endpoint, std::size_t index, const Port& port, const Config& config) {
   const EndpointQp& old = endpoint.qps()[index];
   ibv_cq* const cq = endpoint.cqs()[index % endpoint.cqs().size()].get();
-  Result<RcQp> created = create_rc_qp(
-      *port.device, cq, cq, {.send_wr = old.send_wr, .recv_wr = old.recv_wr, .inline_bytes = old.inline_bytes});
+  Result<RcQp> created =
+      make_qp(port, cq, {.send_wr = old.send_wr, .recv_wr = old.recv_wr, .inline_bytes = old.inline_bytes}, config);
   if (!created) return created.error();
-  if (const Status moved = to_init(created->qp.get(), port, config.pkey_index); !moved) return moved.error();
-  EndpointQp made;
-  made.qp = std::move(created->qp);
-  if (created->inline_bytes < old.inline_bytes || created->send_wr < old.send_wr || created->recv_wr < old.recv_wr) {
+  EndpointQp made{*std::move(created), old, std::make_unique<LaneGids>(LaneGids{.own = port.gid})};
+  if (made.inline_bytes < old.inline_bytes || made.send_wr < old.send_wr || made.recv_wr < old.recv_wr) {
     return system_error("ibv_create_qp", ENOMEM);
   }
-  made.device = old.device;
-  made.remote_device = old.remote_device;
-  made.ece = old.ece;
-  made.path = old.path;
-  made.lag_port = old.lag_port;
-  made.gids = std::make_unique<LaneGids>(LaneGids{.own = port.gid});
   return made;
 }
 
 Status make_qps(LaneQps& made, const LaneRenewal::Subject& subject, const Port& port) {
   made.qps.reserve(subject.qps.size());
   for (const std::size_t index : subject.qps) {
-    Result<EndpointQp> qp = make_qp(subject.endpoint, index, port, subject.config);
+    Result<EndpointQp> qp = make_lane_qp(subject.endpoint, index, port, subject.config);
     if (!qp) return qp.error();
     made.local.qp_numbers[made.qps.size()] = qp->qp->qp_num;
     made.qps.push_back(std::move(*qp));
@@ -59,7 +51,8 @@ Status make_qps(LaneQps& made, const LaneRenewal::Subject& subject, const Port& 
   std::memcpy(made.local.gid.data(), port.gid.gid.raw, made.local.gid.size());
   if (!subject.flush) return {};
   ibv_cq* const cq = subject.endpoint.cqs()[made.qps.front().device].get();
-  Result<UniqueQp> flush = FlushQueue::make_qp(port, cq, subject.config);
+  const std::uint32_t psn = first_psn(subject.endpoint.remote().attempt, made.local.round);
+  Result<UniqueQp> flush = FlushQueue::make_flush_qp(port, cq, psn, subject.config);
   if (!flush) return flush.error();
   made.flush_qp = std::move(*flush);
   return {};
@@ -67,29 +60,26 @@ Status make_qps(LaneQps& made, const LaneRenewal::Subject& subject, const Port& 
 
 Status connect_qps(LaneQps& made, const LaneRenewal::Subject& subject, const Port& port) {
   const wire::Hello& hello = subject.endpoint.remote();
-  const Config& config = subject.config;
+  const std::uint32_t psn = first_psn(hello.attempt, made.local.round);
   for (std::size_t i = 0; i < made.qps.size(); ++i) {
     EndpointQp& end = made.qps[i];
     const wire::HelloDevice& device = hello.devices[end.remote_device];
     const wire::HelloQp& first = hello.qps[subject.qps[i]];
-    if (end.ece && first.has_ece) {
-      const Result<bool> set = set_ece(end.qp.get(), *port.device, {first.ece[0], first.ece[1], first.ece[2]});
-      if (!set) return set.error();
-    }
-    QpAddress address{.qp_num = made.remote.qp_numbers[i],
-                      .lid = made.remote.lid,
-                      .link_layer = device.link_layer,
-                      .grh_required = device.grh_required};
-    std::memcpy(address.gid.raw, made.remote.gid.data(), sizeof address.gid.raw);
+    QpConnection connection{.remote = address_of(device, RoceVersion::kUnknown),
+                            .psns = {psn, psn},
+                            .path = end.path,
+                            .peer_reads = device.responder_reads};
+    connection.remote.qp_num = made.remote.qp_numbers[i];
+    connection.remote.lid = made.remote.lid;
+    std::memcpy(connection.remote.gid.raw, made.remote.gid.data(), sizeof connection.remote.gid.raw);
+    if (end.ece) connection.ece = ece_of(first);
+    if (end.lag_port != 0) connection.lag_index = end.lag_port - 1U;
     Port from = port;
     from.gid = end.gids->own;
     end.gids->remote = made.remote.gid;
     end.gids->remote_index = made.remote.gid_index;
-    if (const Status moved = to_rtr(end.qp.get(), from, address, end.path); !moved) return moved.error();
-    if (const Status moved = to_rts(end.qp.get(), port, config.timeout, config.retry_count, device.responder_reads);
-        !moved)
-      return moved.error();
-    if (end.lag_port != 0) set_lag_port(end.qp.get(), *port.device, end.lag_port - 1U);
+    const Result<ConnectedQp> connected = connect_qp(end.qp.get(), from, connection, subject.config);
+    if (!connected) return connected.error();
   }
   return {};
 }

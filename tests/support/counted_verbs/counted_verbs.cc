@@ -256,7 +256,7 @@ COUNTED ibv_qp* ibv_create_qp(ibv_pd* pd, ibv_qp_init_attr* attributes) {
 }
 COUNTED int ibv_modify_qp(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
   verbatim::test::report("modify");
-  if ((mask & IBV_QP_AV) != 0) ++verbatim_verbs_counters.paths[attributes->ah_attr.grh.traffic_class];
+  if (auto* const modify = verbatim_verbs_counters.modify.load(); modify != nullptr) modify(*attributes, mask);
   return call_unless_failed("ibv_modify_qp", [&] { return real_ibv_modify_qp(qp, attributes, mask); });
 }
 COUNTED int ibv_destroy_qp(ibv_qp* qp) {

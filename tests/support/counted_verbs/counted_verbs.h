@@ -9,6 +9,8 @@
 
 #include "support/fail_nth.h"
 
+struct ibv_qp_attr;
+
 namespace verbatim::test {
 
 enum class VerbsObject : std::size_t { kContext, kPd, kMr, kCq, kQp, kChannel };
@@ -23,8 +25,8 @@ struct VerbsCounters {
   // When not -1: the library writes a line to this descriptor for each destroyed object (the name of its kind) and for
   // each ibv_modify_qp ("modify").
   std::atomic<int> report_fd{-1};
-  // Number of ibv_modify_qp calls that set the path to the peer, by traffic class.
-  std::array<std::atomic<long>, 256> paths{};
+  // Called at the start of each ibv_modify_qp, on the thread that calls it.
+  std::atomic<void (*)(const ibv_qp_attr& attributes, int mask)> modify{nullptr};
   // Makes calls fail, for every verb that the plugin uses; selected by the name of the verb.
   FailNth fail;
   // Called with the verb's name before each verb, on the thread that calls the verb.

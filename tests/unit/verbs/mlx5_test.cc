@@ -54,6 +54,20 @@ TEST(Mlx5, QueryDevice_ReturnsCapabilities) {
 // The ports that QPs were assigned to.
 std::vector<int> g_lag_ports;
 
+// The port of a QP that is connected with this index.
+int lag_port_of(Device& device, std::size_t index) {
+  Port port;
+  port.device = &device;
+  port.link_layer = IBV_LINK_LAYER_INFINIBAND;
+  const Config config;
+  const Result<RcQp> made = make_qp(port, nullptr, {}, config);
+  if (!made) return -1;
+  QpConnection connection = to_oneself(port, made->qp.get(), 0, config);
+  connection.lag_index = index;
+  const Result<ConnectedQp> connected = connect_qp(made->qp.get(), port, connection, config);
+  return connected ? connected->lag_port : -1;
+}
+
 TEST(Mlx5, Lag_QpIsAssignedToPort) {
   FakeVerbs fake;
   Mlx5 mlx5;
@@ -69,10 +83,13 @@ TEST(Mlx5, Lag_QpIsAssignedToPort) {
   g_lag_ports.clear();
   const auto device = Device::open(fake.table, &mlx5, &fake.add_device("mlx5_0").device, false);
   ASSERT_TRUE(device);
-  EXPECT_EQ(set_lag_port(nullptr, **device, 0), 1);
-  EXPECT_EQ(set_lag_port(nullptr, **device, 1), 2);
-  EXPECT_EQ(set_lag_port(nullptr, **device, 0), 0) << "refused by the driver";
-  EXPECT_EQ(set_lag_port(nullptr, **device, 2), 0) << "no such port";
+  EXPECT_EQ(lag_index(**device, 0, 0, 1), std::nullopt) << "fewer QPs than ports";
+  EXPECT_EQ(lag_index(**device, 0, 1, 2), 1U);
+  EXPECT_EQ(lag_index(**device, std::uint64_t{1} << 32, 1, 2), 0U) << "another connection begins with another port";
+  EXPECT_EQ(lag_port_of(**device, 0), 1);
+  EXPECT_EQ(lag_port_of(**device, 1), 2);
+  EXPECT_EQ(lag_port_of(**device, 0), 0) << "refused by the driver";
+  EXPECT_EQ(lag_port_of(**device, 2), 0) << "no such port";
   EXPECT_EQ(g_lag_ports, (std::vector<int>{1, 2, 1}));
 }
 
@@ -92,12 +109,13 @@ TEST(Mlx5, NoLag_QpsAreNotAssigned) {
     };
     const auto device = Device::open(fake.table, &mlx5, &fake.add_device("mlx5_0").device, false);
     ASSERT_TRUE(device);
-    EXPECT_EQ(set_lag_port(nullptr, **device, 1), 0);
+    EXPECT_EQ(lag_index(**device, 0, 0, 2), std::nullopt);
+    EXPECT_EQ(lag_port_of(**device, 1), 0);
   }
   mlx5.modify_qp_lag_port = nullptr;  // an old library, with a LAG
   const auto device = Device::open(fake.table, &mlx5, &fake.add_device("mlx5_0").device, false);
   ASSERT_TRUE(device);
-  EXPECT_EQ(set_lag_port(nullptr, **device, 1), 0);
+  EXPECT_EQ(lag_port_of(**device, 1), 0);
 }
 
 TEST(Mlx5, FieldNotInCompMask_IsIgnored) {

@@ -23,6 +23,7 @@ RmaOffer sample_offer() {
   RmaOffer offer;
   offer.contexts = 2;
   offer.rank_stride = 4;
+  offer.psn = 0xabcdef;
   for (const std::uint8_t port : {std::uint8_t{1}, std::uint8_t{2}}) {
     RmaOfferedLane& lane = offer.lanes.emplace_back();
     lane.roce_version = 2;
@@ -70,6 +71,7 @@ TEST(RmaMessages, ExchangeWithOffer_IsReadAsItWasWritten) {
   ASSERT_TRUE(read);
   EXPECT_EQ(read->contexts, 2U);
   EXPECT_EQ(read->rank_stride, 4U);
+  EXPECT_EQ(read->psn, 0xabcdefU);
   ASSERT_EQ(read->lanes.size(), 2U);
   for (std::size_t i = 0; i < 2; ++i) {
     const RmaOfferedLane& lane = read->lanes[i];
@@ -86,6 +88,9 @@ TEST(RmaMessages, ExchangeWithOffer_IsReadAsItWasWritten) {
 TEST(RmaMessages, OfferThatContradictsItself_IsRefused) {
   RmaOffer offer = sample_offer();
   offer.contexts = 3;
+  EXPECT_FALSE(decode_rma_offer(encode_rma_offer(offer)));
+  offer = sample_offer();
+  offer.psn = 1 << 24;
   EXPECT_FALSE(decode_rma_offer(encode_rma_offer(offer)));
   offer = sample_offer();
   offer.lanes[1].device.mtu = 6;
