@@ -2,8 +2,8 @@
 """Repeats an all_reduce for some seconds, checks every element, and prints how long the slowest ones took and when.
 
 Shows what an outage costs. By a small all_reduce behind each one all ranks learn whether to go on; it is timed too. One
-process for each rank, with the variables of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); tests/README.md,
-"A lane that fails", has the command. OUTAGE_S: duration in seconds (default 16); OUTAGE_ITERATIONS: number of
+process for each rank, with the variables of torchrun (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT); RESULTS.md,
+"A lane that comes back", has the command. OUTAGE_S: duration in seconds (default 16); OUTAGE_ITERATIONS: number of
 iterations in its place. OUTAGE_MB: size in MiB (default 8). Needs PyTorch with CUDA. Each rank also prints the bytes
 that all RDMA ports have sent, by their counters.
 """

@@ -95,7 +95,7 @@ class Installed(unittest.TestCase):
 
     def test_LicenceAndManuals_AreInDatadir(self):
         files = self.below(f"{DATA}/doc/verbatim")
-        documents = ("CHANGELOG.md", "SECURITY.md", "plugin/README.md", "plugin/STATE.md", "tools/verbatim-perf/README.md")
+        documents = ("CHANGELOG.md", "RESULTS.md", "SECURITY.md", "plugin/README.md", "plugin/STATE.md", "tools/verbatim-perf/README.md")
         for name in ("LICENSE", *documents):
             self.assertIn(name, files)
         for part in ("examples", "plugin", "src", "tests", "tools"):
