@@ -2,7 +2,7 @@
 """What must be right in all documents and scripts: documents_test.py SOURCE_DIR.
 
 Links between the Markdown files lead somewhere: to a file or folder of the tree, or to a heading of a Markdown file. Addresses of
-other hosts are not checked. README.md is one page. No shell command adds an empty element to LD_LIBRARY_PATH when that was not
+other hosts are not checked. The documents of PAGES are not longer than it says. No shell command adds an empty element to LD_LIBRARY_PATH when that was not
 set, because the loader takes it for the current directory. The manual says of NCCL's variables that they differ where
 src/base/config.cc reads them, and that they have no effect where it does not. Before that each check is tried on a tree with
 such mistakes.
@@ -14,7 +14,9 @@ import re
 import sys
 import tempfile
 
-README_LINES = 160
+# Lines of which a document has no more; one with more than LINE characters counts as several.
+PAGES = {"README.md": 180, "tests/README.md": 120}
+LINE = 120
 
 LINK = re.compile(r"\[[^]\[]*\]\(([^)\s]+)\)")
 FENCE = re.compile(r"^```.*?^```", re.M | re.S)
@@ -58,10 +60,11 @@ def wrong_links(root):
                 yield f"{document.relative_to(root)}: no such heading: {link}"
 
 
-def long_readme(root):
-    lines = (root / "README.md").read_text().count("\n")
-    if lines > README_LINES:
-        yield f"README.md: {lines} lines, the limit is {README_LINES}"
+def long_documents(root):
+    for name, limit in PAGES.items():
+        lines = sum(max(1, -(-len(line) // LINE)) for line in (root / name).read_text().splitlines())
+        if lines > limit:
+            yield f"{name}: {lines} lines, the limit is {limit}"
 
 
 def empty_elements(root):
@@ -134,8 +137,12 @@ def check_finds_wrong_links():
         )
         expected = ["README.md: no such file: plugin/none.md", "plugin/README.md: no such heading: ../README.md#none"]
         assert list(wrong_links(root)) == expected, list(wrong_links(root))
-        (root / "README.md").write_text("\n" * (README_LINES + 1))
-        assert len(list(long_readme(root))) == 1
+        for name, limit in PAGES.items():
+            (root / name).parent.mkdir(exist_ok=True)
+            (root / name).write_text(f"{'x' * LINE}\n" * limit)
+        assert list(long_documents(root)) == []
+        (root / "README.md").write_text("x" * LINE * PAGES["README.md"] + "x")
+        assert len(list(long_documents(root))) == 1
 
 
 def main():
@@ -143,7 +150,7 @@ def main():
     check_finds_empty_elements()
     check_finds_wrong_variables()
     root = pathlib.Path(sys.argv[1]).resolve()
-    found = [*wrong_links(root), *long_readme(root), *empty_elements(root), *wrong_variables(root)]
+    found = [*wrong_links(root), *long_documents(root), *empty_elements(root), *wrong_variables(root)]
     print("\n".join(found))
     return 1 if found else 0
 

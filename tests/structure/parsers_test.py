@@ -6,7 +6,7 @@ A parser is
   is bytes or text;
 - a source that reads from a descriptor, uses the payload of a frame, serves HTTP, or calls a parser of JSON, numbers or structures, and one
   outside of src/wire that includes wire/codec.h.
-Each is in one of the two tables of tests/README.md: with its fuzzers, or with the reason why it has none. Each row is of a parser that
+Each is in one of the two tables of tests/fuzz/README.md: with its fuzzers, or with the reason why it has none. Each row is of a parser that
 exists, and each fuzzer has its source, its seeds and its target in tests/fuzz. Before that the check is tried on a tree with each of
 these faults.
 """
@@ -16,7 +16,7 @@ import re
 import sys
 import tempfile
 
-PAGE = "tests/README.md"
+PAGE = "tests/fuzz/README.md"
 TABLES = re.compile(r"<!-- parsers:begin -->(.*?)<!-- parsers:end -->(.*?)<!-- no-fuzzer:begin -->(.*?)<!-- no-fuzzer:end -->", re.S)
 
 FUNCTION = re.compile(
