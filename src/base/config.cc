@@ -281,7 +281,7 @@ std::vector<Row> rows() {
        "1 to 128, or a range `1-8` (not for NCCL's variable)", "1",
        "Queue pairs of a connection on each device. With a range: fewer if NCCL announces more connections.",
        assign_qps_per_connection},
-      {"VERBATIM_QP_ORDER", nullptr, "`staggered` (replaces `pool`, `gather`, `ring`) or `native`", "staggered",
+      {"VERBATIM_QP_ORDER", nullptr, "`staggered` or `native`", "staggered",
        "Order of the queue pairs by number: see [QP order](#qp-order).",
        one_of(&Config::qp_order, {{"staggered", QpOrder::kStaggered}, {"native", QpOrder::kNative}})},
       {"VERBATIM_QP_POOL", nullptr, "`PxQ`: 1 to 65536 peers, 1 to 4096 queue pairs to each", "as NCCL announces",

@@ -3,7 +3,7 @@
 
 Links between the Markdown files lead somewhere: to a file or folder of the tree, or to a heading of a Markdown file. Addresses of
 other hosts are not checked. The documents of PAGES are not longer than it says. No shell command adds an empty element to LD_LIBRARY_PATH when that was not
-set, because the loader takes it for the current directory. The manual says of NCCL's variables that they differ where
+set, because the loader takes it for the current directory. plugin/REFERENCE.md says of NCCL's variables that they differ where
 src/base/config.cc reads them, and that they have no effect where it does not. Before that each check is tried on a tree with
 such mistakes.
 """
@@ -15,7 +15,7 @@ import sys
 import tempfile
 
 # Lines of which a document has no more; one with more than LINE characters counts as several.
-PAGES = {"README.md": 180, "tests/README.md": 120}
+PAGES = {"README.md": 180, "tests/README.md": 120, "plugin/README.md": 240}
 LINE = 120
 
 LINK = re.compile(r"\[[^]\[]*\]\(([^)\s]+)\)")
@@ -84,17 +84,17 @@ def wrong_variables(root):
     if not sources.exists():  # the installed documents
         return
     used = set(ALIAS.findall(sources.read_text()))
-    manual = (root / "plugin/README.md").read_text()
+    manual = (root / "plugin/REFERENCE.md").read_text()
     different = first_column(manual, "nccl-different")
     ignored = first_column(manual, "nccl-ignored")
     if not used or not different or not ignored:
-        yield "plugin/README.md: the tables of NCCL's variables, or those in src/base/config.cc, are not found"
+        yield "plugin/REFERENCE.md: the tables of NCCL's variables, or those in src/base/config.cc, are not found"
     for name in different:
         if name not in used:
-            yield f"plugin/README.md: {name} is said to differ, but src/base/config.cc does not read it"
+            yield f"plugin/REFERENCE.md: {name} is said to differ, but src/base/config.cc does not read it"
     for name in ignored:
         if any(one == name or (name.endswith("*") and one.startswith(name[:-1])) for one in used):
-            yield f"plugin/README.md: {name} is said to have no effect, but src/base/config.cc reads it"
+            yield f"plugin/REFERENCE.md: {name} is said to have no effect, but src/base/config.cc reads it"
 
 
 def check_finds_wrong_variables():
@@ -108,7 +108,7 @@ def check_finds_wrong_variables():
         def found(different, ignored):
             tables = {"nccl-different": different, "nccl-ignored": ignored}
             lines = [f"<!-- {name}:begin -->\n| x |\n| {row} | `NCCL_IB_D` |\n<!-- {name}:end -->\n" for name, row in tables.items()]
-            (root / "plugin/README.md").write_text("".join(lines))
+            (root / "plugin/REFERENCE.md").write_text("".join(lines))
             return list(wrong_variables(root))
 
         assert found("`NCCL_IB_A`", "`NCCL_IB_E`, `NCCL_IB_F_*`") == []

@@ -35,7 +35,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-// For a job of any size: plugin/README.md, First run on a cluster.
+// For a job of any size: plugin/CLUSTER.md.
 constexpr std::uint64_t kEnoughDescriptors = 65'536;
 
 // ---- what the plugin warns of

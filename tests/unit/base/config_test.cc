@@ -308,7 +308,7 @@ TEST(Config, MalformedValue_IsRejectedWithVariableName) {
     expect_refused("VERBATIM_QPS_PER_CONNECTION", value, "1 to 128, or a range `1-8` (not for NCCL's variable)");
   }
   for (const char* value : {"Staggered", "pool", "gather", "ring"}) {
-    expect_refused("VERBATIM_QP_ORDER", value, "`staggered` (replaces `pool`, `gather`, `ring`) or `native`");
+    expect_refused("VERBATIM_QP_ORDER", value, "`staggered` or `native`");
   }
   for (const char* value : {"8", "8x", "x8", "0x4", "8x0", "8x4x2", "8X4", "65537x1", "1x4097"}) {
     expect_refused("VERBATIM_QP_POOL", value, "`PxQ`: 1 to 65536 peers, 1 to 4096 queue pairs to each");
