@@ -2,7 +2,7 @@
 """Words have one meaning, and some are not used: words_test.py SOURCE_DIR.
 
 RULED_OUT has words that are images, or that say nothing of what a thing is, each with what is written in its place. They are also
-found in identifiers: kLaneMail has the word "mail". The glossary of src/README.md has one row for each term, in which a term of
+found in identifiers: kLaneMail has the word "mail". src/GLOSSARY.md has one row for each term, in which a term of
 ONE_MEANING is what that table says; no other document defines the term again; and the sources use it. Before that each check is tried on a
 tree with such mistakes.
 """
@@ -16,7 +16,7 @@ sys.dont_write_bytecode = True  # the folder is the source tree
 from documents_test import all_files, documents
 
 FOLDERS = ("src", "plugin", "include", "tools", "tests", "examples", "packaging")
-GLOSSARY = "src/README.md"
+GLOSSARY = "src/GLOSSARY.md"
 
 RULED_OUT = {
     "comm signal": "comm event, because a signal is RMA's",
