@@ -20,7 +20,7 @@ constexpr std::uint32_t send_queue_depth(std::size_t devices) {
   return devices == 1 ? wire::kMaxInFlight : LaneLog::kSize;
 }
 constexpr std::uint32_t kSizeRecordInlineBytes = sizeof(std::uint64_t) * wire::kMaxGroup;  // a size record
-// Below this a second QP costs more than it gains: tests/README.md, Several QPs.
+// Below this a second QP costs more than it gains: each part has a work request and an immediate of its own.
 constexpr std::uint64_t kStripeThresholdBytes = 256 << 10;
 // Optional groups between two reports of used CTS entries: few, so that the receiver never waits for a report.
 constexpr std::uint32_t kConsumedReportInterval = 8;

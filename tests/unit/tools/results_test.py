@@ -14,6 +14,7 @@ import unittest
 
 sys.dont_write_bytecode = True
 SOURCE = pathlib.Path(sys.argv[1]).resolve()
+BENCHMARK = re.compile(r"--benchmark ([\w-]+)")
 REPEAT = re.compile(r"^Repeat: `tools/results ([\w-]+)`", re.M)
 
 
@@ -34,6 +35,13 @@ class Page(unittest.TestCase):
                 for command in measurements()[name][0]:
                     self.assertIn(command, section, name)
 
+    def test_Benchmarks_Exist(self):
+        builds = "".join(path.read_text() for path in (SOURCE / "tests").rglob("meson.build"))
+        commands = [command for commands, _ in measurements().values() for command in commands]
+        names = BENCHMARK.findall("\n".join(commands))
+        self.assertTrue(names)
+        self.assertEqual(set(names) - set(re.findall(r"\bbenchmark\(\s*'([\w-]+)'", builds)), set())
+
 
 class Runs(unittest.TestCase):
     def setUp(self):
@@ -46,7 +54,7 @@ class Runs(unittest.TestCase):
     def results(self, *arguments, **programs):
         """With programs in place of those that it calls."""
         for name, script in programs.items():
-            path = self.root / ("tools" if name == "quickstart" else "") / name
+            path = self.root / ("tools" if name in ("quickstart", "softverbs") else "") / name
             path.write_text(f"#!/bin/sh\n{script}\n")
             path.chmod(0o755)
         environment = os.environ | {"PATH": f"{self.root}:{os.environ['PATH']}"}
@@ -77,6 +85,16 @@ class Runs(unittest.TestCase):
         self.assertEqual((status, err), (0, ""))
         expected = r"    \$ time tools/quickstart --no-gpu\n    done in 58 s: --no-gpu\n    real\t\S+\n    user\t\S+\n    sys\t\S+\n\n"
         self.assertRegex(out.split(":\n\n", 1)[1], f"^{expected}$")
+
+    def test_OutputWithoutAResult_IsAFailure(self):
+        for name in ("put-rate", "soak"):
+            status, _, err = self.results(name, meson='echo "No suitable tests defined."')
+            self.assertEqual(status, 1, name)
+            self.assertTrue(err.startswith("No suitable tests defined.\ntools/results: no result in the output of meson test"), err)
+
+    def test_Commands_MayLockAllMemory(self):
+        _, out, _ = self.results("caches-nixl", softverbs='echo "# over $SOFTVERBS_LOCK_LIMIT"')
+        self.assertIn("    # over none\n", out)
 
     def test_CommandThatFails_IsAFailure(self):
         status, _, err = self.results("soak", meson='echo "no such test"; exit 3')
