@@ -95,20 +95,49 @@ bool read_choice(const char* name, const char* when_true, const char* when_false
   return false;
 }
 
-bool read_gpu_memory(GpuMemory& value) {
-  const char* text = std::getenv("SOFTVERBS_GPU_MEMORY");
+template <typename Value>
+struct Option {
+  const char* name;
+  Value value;
+};
+
+constexpr std::array kGpuMemoryOptions{
+    Option<GpuMemory>{"dmabuf", GpuMemory::kDmabuf}, Option<GpuMemory>{"peer-memory", GpuMemory::kPeerMemory},
+    Option<GpuMemory>{"both", GpuMemory::kBoth}, Option<GpuMemory>{"none", GpuMemory::kNone}};
+
+template <typename Value, std::size_t kCount>
+bool read_option(const char* name, const std::array<Option<Value>, kCount>& options, Value& value) {
+  const char* text = std::getenv(name);
   if (text == nullptr || *text == '\0') return true;
-  constexpr std::array<std::string_view, 4> kNames{"none", "dmabuf", "peer-memory", "both"};
-  const auto* const found = std::find(kNames.begin(), kNames.end(), text);
-  if (found != kNames.end()) {
-    value = static_cast<GpuMemory>(found - kNames.begin());
-    return true;
+  std::string allowed;
+  for (const Option<Value>& option : options) {
+    if (std::string_view(text) == option.name) {
+      value = option.value;
+      return true;
+    }
+    allowed += (allowed.empty() ? "" : ", ") + std::string(option.name);
   }
-  VERBATIM_WARN(
-      "SOFTVERBS_GPU_MEMORY=%s is refused: the value must be dmabuf, peer-memory, both or none. The program sees no "
-      "device",
-      text);
+  VERBATIM_WARN("%s=%s is refused: the value must be one of %s. The program sees no device", name, text,
+                allowed.c_str());
   return false;
+}
+
+// A driver: sets what it does in another way than the standard's best case. README.md says how sure each of it is.
+using Profile = void (*)(Settings& settings);
+
+constexpr std::array kProfiles{
+    Option<Profile>{"standard", [](Settings&) {}},
+    Option<Profile>{"mlx5", [](Settings&) {}},
+    Option<Profile>{"bnxt_re", [](Settings&) {}},
+    Option<Profile>{"irdma", [](Settings& settings) { settings.first_sge = true; }},
+};
+
+// Comes before the other variables, which override it.
+bool read_profile(Settings& settings) {
+  Profile profile = kProfiles[0].value;
+  if (!read_option("SOFTVERBS_PROFILE", kProfiles, profile)) return false;
+  profile(settings);
+  return true;
 }
 
 template <typename Numbers>
@@ -266,6 +295,7 @@ bool read_pci(std::vector<std::string>& addresses) {
 
 std::optional<Settings> read_settings() {
   Settings result;
+  if (!read_profile(result)) return std::nullopt;
   for (const NumberSetting& setting : kNumbers) {
     if (!read_number(setting, result)) return std::nullopt;
   }
@@ -282,7 +312,7 @@ std::optional<Settings> read_settings() {
   if (!read_choice("SOFTVERBS_ATOMICS", "glob", "hca", result.global_atomics)) return std::nullopt;
   if (!read_choice("SOFTVERBS_LOCK_LIMIT", "kernel", "none", result.has_lock_limit)) return std::nullopt;
   if (!read_choice("SOFTVERBS_GPU_COPY", "direct", "staged", result.copies_directly)) return std::nullopt;
-  if (!read_gpu_memory(result.gpu_memory)) return std::nullopt;
+  if (!read_option("SOFTVERBS_GPU_MEMORY", kGpuMemoryOptions, result.gpu_memory)) return std::nullopt;
   if (!read_choice("SOFTVERBS_EMPTY_WRITE", "first-sge", "empty", result.first_sge)) return std::nullopt;
   if (!is_one_of("SOFTVERBS_MTU", result.mtu_bytes, {256, 512, 1024, 2048, 4096})) return std::nullopt;
   if (!read_speed_gbps(result.speed_gbps)) return std::nullopt;

@@ -23,7 +23,7 @@ class SettingsParser : public testing::Test {
  protected:
   void SetUp() override {
     for (const char* name : {"SOFTVERBS_DEVICES", "SOFTVERBS_ENGINE", "SOFTVERBS_LINK_LAYER", "SOFTVERBS_NAMESPACE",
-                             "SOFTVERBS_LOCK_LIMIT", "SOFTVERBS_ATOMICS"}) {
+                             "SOFTVERBS_LOCK_LIMIT", "SOFTVERBS_ATOMICS", "SOFTVERBS_PROFILE"}) {
       unsetenv(name);
     }
   }
@@ -124,7 +124,19 @@ TEST_F(SettingsParser, ListOfNumbers_GivesTheLastOneToFurtherDevices) {
   for (const char* value : {"100,26", "0", "0,100", "100,", "100,25,x"}) expect_refused("SOFTVERBS_SPEED_GBPS", value);
 }
 
+TEST_F(SettingsParser, Profile_SetsWhatOtherVariablesOverride) {
+  expect_accepted("SOFTVERBS_PROFILE", "irdma", [](const Settings& s) { return s.first_sge; });
+  for (const char* name : {"", "standard", "mlx5", "bnxt_re"}) {
+    expect_accepted("SOFTVERBS_PROFILE", name, [](const Settings& s) { return !s.first_sge; });
+  }
+  setenv("SOFTVERBS_EMPTY_WRITE", "empty", 1);
+  expect_accepted("SOFTVERBS_PROFILE", "irdma", [](const Settings& s) { return !s.first_sge; });
+  unsetenv("SOFTVERBS_EMPTY_WRITE");
+}
+
 TEST_F(SettingsParser, UnknownChoice_IsRefused) {
+  for (const char* value : {"mlx4", "MLX5", "mlx5 ", "mlx5,irdma"}) expect_refused("SOFTVERBS_PROFILE", value);
+  expect_refused("SOFTVERBS_GPU_MEMORY", "all");
   expect_refused("SOFTVERBS_ENGINE", "Thread");
   expect_refused("SOFTVERBS_LINK_LAYER", "iwarp");
 }
