@@ -308,6 +308,8 @@ int modify_qp(Qp& qp, const ibv_qp_attr& given, int mask) {
   const ibv_qp_state to = (mask & IBV_QP_STATE) != 0 ? given.qp_state : from;
   if ((mask & IBV_QP_CUR_STATE) != 0 && given.cur_qp_state != from) return EINVAL;
   if (!is_transition_allowed(qp.qp_type, from, to, mask) || !are_values_valid(qp, given, mask)) return EINVAL;
+  if (to == IBV_QPS_RESET) qp.was_reset = true;
+  if (from == IBV_QPS_RESET && to == IBV_QPS_INIT && qp.was_reset && !qp.process->settings().reuses_qps) return EINVAL;
   {
     SharedLockGuard execution(qp.execution, qp.process->me());
     if (to == IBV_QPS_RESET) {

@@ -36,6 +36,7 @@ struct Qp : Extensible<ibv_qp, ibv_qp_ex> {
   SharedQp* shared = nullptr;
   ibv_qp_cap cap{};
   bool signal_all = false;
+  bool was_reset = false;  // by ibv_modify_qp
 
   SendQueue sends;
   std::uint64_t send_ops = 0;  // IBV_QP_EX_WITH_*: the ibv_wr_* calls that the QP was created for

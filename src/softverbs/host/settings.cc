@@ -129,7 +129,11 @@ constexpr std::array kProfiles{
     Option<Profile>{"standard", [](Settings&) {}},
     Option<Profile>{"mlx5", [](Settings&) {}},
     Option<Profile>{"bnxt_re", [](Settings&) {}},
-    Option<Profile>{"irdma", [](Settings& settings) { settings.first_sge = true; }},
+    Option<Profile>{"irdma",
+                    [](Settings& settings) {
+                      settings.first_sge = true;
+                      settings.reuses_qps = false;
+                    }},
 };
 
 // Comes before the other variables, which override it.
@@ -309,6 +313,7 @@ std::optional<Settings> read_settings() {
   if (!read_choice("SOFTVERBS_ORDERING", "adaptive-routing", "in-order", result.adaptive_routing)) return std::nullopt;
   if (!read_choice("SOFTVERBS_DMABUF", "1", "0", result.dmabuf)) return std::nullopt;
   if (!read_choice("SOFTVERBS_GRH", "required", "optional", result.grh_required)) return std::nullopt;
+  if (!read_choice("SOFTVERBS_QP_REUSE", "allowed", "refused", result.reuses_qps)) return std::nullopt;
   if (!read_choice("SOFTVERBS_ATOMICS", "glob", "hca", result.global_atomics)) return std::nullopt;
   if (!read_choice("SOFTVERBS_LOCK_LIMIT", "kernel", "none", result.has_lock_limit)) return std::nullopt;
   if (!read_choice("SOFTVERBS_GPU_COPY", "direct", "staged", result.copies_directly)) return std::nullopt;

@@ -46,5 +46,28 @@ TEST(Profile, Unknown_IsRefused) {
       << line;
 }
 
+int to_init(const Endpoint& endpoint) {
+  ibv_qp_attr attr = endpoint.init_attr();
+  return verbs().modify_qp(endpoint.qp(), &attr, kInitMask);
+}
+
+TEST(QpReuse, Refused_QpThatWasResetStaysThere) {
+  check_in_child({{"SOFTVERBS_QP_REUSE", "refused"}}, [] {
+    Pair pair;
+    pair.a.to_error();
+    pair.a.to_reset();
+    EXPECT_EQ(to_init(pair.a), EINVAL);
+    EXPECT_EQ(pair.a.state(), IBV_QPS_RESET);
+    Endpoint unconnected(pair.device);
+    EXPECT_EQ(to_init(unconnected), 0);
+    unconnected.to_reset();
+    EXPECT_EQ(to_init(unconnected), EINVAL);
+    pair.b.destroy();
+    Endpoint new_one(pair.device);  // destroying the other one has reset it, too
+    connect(new_one, new_one);
+    EXPECT_EQ(new_one.state(), IBV_QPS_RTS);
+  });
+}
+
 }  // namespace
 }  // namespace verbatim::test

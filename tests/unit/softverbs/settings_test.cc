@@ -125,12 +125,12 @@ TEST_F(SettingsParser, ListOfNumbers_GivesTheLastOneToFurtherDevices) {
 }
 
 TEST_F(SettingsParser, Profile_SetsWhatOtherVariablesOverride) {
-  expect_accepted("SOFTVERBS_PROFILE", "irdma", [](const Settings& s) { return s.first_sge; });
+  expect_accepted("SOFTVERBS_PROFILE", "irdma", [](const Settings& s) { return s.first_sge && !s.reuses_qps; });
   for (const char* name : {"", "standard", "mlx5", "bnxt_re"}) {
-    expect_accepted("SOFTVERBS_PROFILE", name, [](const Settings& s) { return !s.first_sge; });
+    expect_accepted("SOFTVERBS_PROFILE", name, [](const Settings& s) { return !s.first_sge && s.reuses_qps; });
   }
   setenv("SOFTVERBS_EMPTY_WRITE", "empty", 1);
-  expect_accepted("SOFTVERBS_PROFILE", "irdma", [](const Settings& s) { return !s.first_sge; });
+  expect_accepted("SOFTVERBS_PROFILE", "irdma", [](const Settings& s) { return !s.first_sge && !s.reuses_qps; });
   unsetenv("SOFTVERBS_EMPTY_WRITE");
 }
 
