@@ -57,6 +57,13 @@ bool is_memory_accessible(const Qp& qp) {
          is_copier_ready(process);
 }
 
+// Whether a fault of this process keeps packets from passing: its port is down, or it is separated from the peer's.
+bool is_kept_by_own_faults(const Qp& qp, Faults* faults) {
+  const Route& route = qp.requester.route;
+  return faults != nullptr &&
+         faults->states().is_unreachable(qp.shared->device, route.process->pid(), route.qp->device);
+}
+
 }  // namespace
 
 Attempt attempt_of(Response response) {
@@ -125,8 +132,15 @@ bool is_unreachable(const Qp& qp, Faults* faults) {
   if (peer.impaired.load(std::memory_order_acquire) != 0 && !is_port_open(peer, route.qp->device, qp.shared->device)) {
     return true;
   }
-  return faults != nullptr &&
-         faults->states().is_unreachable(qp.shared->device, route.process->pid(), route.qp->device);
+  return is_kept_by_own_faults(qp, faults);
+}
+
+bool is_lost_before_target(const Qp& qp, Faults* faults) {
+  const Route& route = qp.requester.route;
+  const Segment& peer = route.process->segment();
+  const std::uint32_t unreachable = peer.ports[route.qp->device].unreachable.load(std::memory_order_acquire);
+  return peer.frozen.load(std::memory_order_acquire) != 0 || (unreachable >> qp.shared->device & 1) != 0 ||
+         is_kept_by_own_faults(qp, faults);
 }
 
 }  // namespace verbatim::softverbs

@@ -58,5 +58,7 @@ Outcome find_peer(Qp& qp);
 
 // Whether a fault keeps packets from passing between the two ports of the route.
 bool is_unreachable(const Qp& qp, Faults* faults);
+// The same without the faults of the target's own port: whether they do not get as far as that port.
+bool is_lost_before_target(const Qp& qp, Faults* faults);
 
 }  // namespace verbatim::softverbs

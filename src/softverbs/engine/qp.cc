@@ -43,6 +43,7 @@ void empty_queues(Qp& qp) {
   }
   shared.open.active = 0;
   shared.established = 0;
+  shared.unexecuted_packets = 0;
   shared.dest_qpn = 0;
   shared.path = shared.udp_source_port = 0;
   qp.requester = {};
@@ -164,6 +165,30 @@ void apply(Qp& qp, ibv_qp_attr& kept, const ibv_qp_attr& given, int mask) {
     requester.rnr_retry_count = requester.rnr_retries_left = kept.rnr_retry = given.rnr_retry;
   }
   if (has(IBV_QP_EN_SQD_ASYNC_NOTIFY)) requester.drain_event_pending = given.en_sqd_async_notify != 0;
+}
+
+// As drivers of NICs do (mlx5, rxe): the PSN of the next packet, not the one that was set. The caller holds
+// shared->lock.
+std::uint32_t queried_rq_psn(const Qp& qp, ibv_qp_attr& kept) {
+  const SharedQp& shared = *qp.shared;
+  const bool has_failed = qp.current_state() == IBV_QPS_ERR;
+  switch (qp.process->settings().rq_psn) {
+    case RqPsn::kExact:
+      break;
+    case RqPsn::kZero:
+      if (has_failed) return 0;
+      break;
+    case RqPsn::kCached:
+      if (!has_failed) kept.rq_psn = shared.expected_psn;
+      return kept.rq_psn;
+    case RqPsn::kSet:
+      return kept.rq_psn;
+    case RqPsn::kAccepted:
+      if (has_failed && shared.unexecuted_psn == shared.expected_psn)
+        return (shared.expected_psn + shared.unexecuted_packets) & k24Bits;
+      break;
+  }
+  return shared.expected_psn;
 }
 
 }  // namespace
@@ -342,9 +367,8 @@ int query_qp(Qp& qp, ibv_qp_attr& attributes, ibv_qp_init_attr& init) {
   attributes.path_mig_state = IBV_MIG_MIGRATED;
   attributes.cap = qp.cap;
   {
-    // As drivers of NICs do (mlx5, rxe): the PSN of the next packet, not the one that was set.
     SharedLockGuard lock(qp.shared->lock, qp.process->me());
-    attributes.rq_psn = qp.shared->expected_psn;
+    attributes.rq_psn = queried_rq_psn(qp, qp.attributes);
   }
   init = {};
   init.qp_context = qp.qp_context;

@@ -164,11 +164,14 @@ Attempt transmit(Qp& qp, const Packets& packets, Spans& local) {
   const Incarnation me = qp.process->me();
   if (!route.qp->lock.lock_within(me, kYieldsForPeerLock)) return {Outcome::kBusy};
   Response response = Response::kNoResponse;
-  if (route.qp->qpn.load(std::memory_order_relaxed) == qp.requester.dest_qpn && !is_unreachable(qp, faults)) {
+  const bool is_target = route.qp->qpn.load(std::memory_order_relaxed) == qp.requester.dest_qpn;
+  if (is_target && !is_unreachable(qp, faults)) {
     const bool refused =
         faults != nullptr && consumes_receive_entry(packets) && faults->refuses_receive(current_request(qp));
     response = refused ? Response::kReceiverNotReady : respond(*route.process, me, route.index, packets, local);
   }
+  if (is_target && response == Response::kNoResponse && !is_lost_before_target(qp, faults))
+    note_unexecuted(*route.qp, packets);
   const bool is_acknowledged =
       response == Response::kAck || response == Response::kDuplicateAck || response == Response::kBegun;
   if (packets.is_deferred && is_acknowledged) {

@@ -505,6 +505,12 @@ bool is_expected(const SharedQp& qp, std::uint32_t source_qpn, std::uint32_t psn
   return qp.dest_qpn == source_qpn && qp.expected_psn == psn;
 }
 
+void note_unexecuted(SharedQp& qp, const Packets& packets) {
+  if (!is_expected(qp, packets.source_qpn, packets.psn)) return;
+  qp.unexecuted_psn = packets.psn;
+  qp.unexecuted_packets = packets.count;
+}
+
 Response place_payload(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,
                        Spans& local) {
   return Responder(process, me, qp_index, packets, local).place_payload();

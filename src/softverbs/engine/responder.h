@@ -41,6 +41,9 @@ Response receive_datagram(const ProcessView& process, Incarnation me, std::uint3
 // Whether the QP expects this sequence number from that sender. The caller holds the lock of the QP.
 bool is_expected(const SharedQp& qp, std::uint32_t source_qpn, std::uint32_t psn);
 
+// Notes that these packets got no response, because the port or the QP had failed. The caller holds the lock of the QP.
+void note_unexecuted(SharedQp& qp, const Packets& packets);
+
 // Places bytes of a WRITE that was acknowledged before. kAck, kNoResponse, or the error, which the caller passes to
 // refuse_request. The caller holds the lock of the QP.
 Response place_payload(const ProcessView& process, Incarnation me, std::uint32_t qp_index, const Packets& packets,

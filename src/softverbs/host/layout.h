@@ -275,7 +275,10 @@ struct SharedQp {
   std::uint32_t resets;       // how often the QP was reset
   std::uint32_t type;         // ibv_qp_type; the same as long as the QP has its number
   std::atomic<std::uint32_t> qkey;
-  std::uint32_t atomic_psn;  // the last atomic and its result: the requester may repeat it
+  // The last packets that arrived and were not executed: the port or the QP had failed. For SOFTVERBS_RQ_PSN=accepted.
+  std::uint32_t unexecuted_psn;
+  std::uint32_t unexecuted_packets;  // 0: none since RESET
+  std::uint32_t atomic_psn;          // the last atomic and its result: the requester may repeat it
   std::uint64_t atomic_result;
   ReceiveRing receives;
   OpenReceive open;

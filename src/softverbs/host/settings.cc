@@ -105,6 +105,10 @@ constexpr std::array kGpuMemoryOptions{
     Option<GpuMemory>{"dmabuf", GpuMemory::kDmabuf}, Option<GpuMemory>{"peer-memory", GpuMemory::kPeerMemory},
     Option<GpuMemory>{"both", GpuMemory::kBoth}, Option<GpuMemory>{"none", GpuMemory::kNone}};
 
+constexpr std::array kRqPsnOptions{Option<RqPsn>{"exact", RqPsn::kExact}, Option<RqPsn>{"zero", RqPsn::kZero},
+                                   Option<RqPsn>{"cached", RqPsn::kCached}, Option<RqPsn>{"set", RqPsn::kSet},
+                                   Option<RqPsn>{"accepted", RqPsn::kAccepted}};
+
 template <typename Value, std::size_t kCount>
 bool read_option(const char* name, const std::array<Option<Value>, kCount>& options, Value& value) {
   const char* text = std::getenv(name);
@@ -127,12 +131,13 @@ using Profile = void (*)(Settings& settings);
 
 constexpr std::array kProfiles{
     Option<Profile>{"standard", [](Settings&) {}},
-    Option<Profile>{"mlx5", [](Settings&) {}},
-    Option<Profile>{"bnxt_re", [](Settings&) {}},
+    Option<Profile>{"mlx5", [](Settings& settings) { settings.rq_psn = RqPsn::kAccepted; }},
+    Option<Profile>{"bnxt_re", [](Settings& settings) { settings.rq_psn = RqPsn::kZero; }},
     Option<Profile>{"irdma",
                     [](Settings& settings) {
                       settings.first_sge = true;
                       settings.reuses_qps = false;
+                      settings.rq_psn = RqPsn::kSet;
                     }},
 };
 
@@ -314,6 +319,7 @@ std::optional<Settings> read_settings() {
   if (!read_choice("SOFTVERBS_DMABUF", "1", "0", result.dmabuf)) return std::nullopt;
   if (!read_choice("SOFTVERBS_GRH", "required", "optional", result.grh_required)) return std::nullopt;
   if (!read_choice("SOFTVERBS_QP_REUSE", "allowed", "refused", result.reuses_qps)) return std::nullopt;
+  if (!read_option("SOFTVERBS_RQ_PSN", kRqPsnOptions, result.rq_psn)) return std::nullopt;
   if (!read_choice("SOFTVERBS_ATOMICS", "glob", "hca", result.global_atomics)) return std::nullopt;
   if (!read_choice("SOFTVERBS_LOCK_LIMIT", "kernel", "none", result.has_lock_limit)) return std::nullopt;
   if (!read_choice("SOFTVERBS_GPU_COPY", "direct", "staged", result.copies_directly)) return std::nullopt;

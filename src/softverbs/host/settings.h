@@ -31,6 +31,15 @@ enum class GpuMemory : std::uint8_t {
   kBoth = 3,
 };
 
+// What ibv_query_qp returns as rq_psn.
+enum class RqPsn : std::uint8_t {
+  kExact,     // the PSN that the QP expects next
+  kZero,      // in the error state 0
+  kCached,    // in the error state what was queried last before it, or set
+  kSet,       // in every state what was set
+  kAccepted,  // in the error state packets that arrived and were not executed count
+};
+
 struct Settings {
   bool threaded = true;                       // SOFTVERBS_ENGINE=thread|inline
   bool ethernet = true;                       // SOFTVERBS_LINK_LAYER=roce|ib
@@ -44,6 +53,7 @@ struct Settings {
   bool global_atomics = false;                // SOFTVERBS_ATOMICS=glob|hca
   bool has_lock_limit = true;                 // SOFTVERBS_LOCK_LIMIT=kernel|none
   bool copies_directly = true;                // SOFTVERBS_GPU_COPY=direct|staged
+  RqPsn rq_psn = RqPsn::kExact;               // SOFTVERBS_RQ_PSN=exact|zero|cached|set|accepted
   GpuMemory gpu_memory = GpuMemory::kDmabuf;  // SOFTVERBS_GPU_MEMORY=dmabuf|peer-memory|both|none
   std::string name_space;
   std::string directory;         // SOFTVERBS_DIRECTORY; empty: /dev/shm, with a registry per user and PID namespace

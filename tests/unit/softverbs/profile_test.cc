@@ -3,9 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <optional>
 
 #include "qp_pair_fixture.h"
 #include "support/child.h"
+#include "support/verbs_peer.h"
 
 namespace verbatim::test {
 namespace {
@@ -66,6 +68,108 @@ TEST(QpReuse, Refused_QpThatWasResetStaysThere) {
     Endpoint new_one(pair.device);  // destroying the other one has reset it, too
     connect(new_one, new_one);
     EXPECT_EQ(new_one.state(), IBV_QPS_RTS);
+  });
+}
+
+// 16.8 ms per attempt, two attempts.
+constexpr Timers kTwoAttempts{.timeout = 12, .retry_count = 1};
+
+ibv_wc_status write_to_peer(const Pair& pair) {
+  EXPECT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {pair.source.sge(0, 8)}, pair.to_target()), 0);
+  return poll_one(pair.a.send_cq()).status;
+}
+
+std::uint32_t rq_psn(const Endpoint& endpoint) {
+  ibv_qp_attr attributes{};
+  ibv_qp_init_attr init{};
+  EXPECT_EQ(verbs().query_qp(endpoint.qp(), &attributes, IBV_QP_RQ_PSN, &init), 0);
+  return attributes.rq_psn;
+}
+
+// Three WRITEs of one packet arrive. rq_psn is queried after two of them, and in the error state.
+void expect_rq_psn(const Variables& variables, std::uint32_t packets_in_rts,
+                   std::optional<std::uint32_t> packets_in_err) {
+  SCOPED_TRACE(testing::PrintToString(variables));
+  check_in_child(variables, [&] {
+    Pair pair;
+    const std::uint32_t first = pair.a.address().psn;
+    EXPECT_NE(first, 0U);
+    EXPECT_EQ(write_to_peer(pair), IBV_WC_SUCCESS);
+    EXPECT_EQ(write_to_peer(pair), IBV_WC_SUCCESS);
+    EXPECT_EQ(rq_psn(pair.b), (first + packets_in_rts) & 0xffffff);
+    EXPECT_EQ(write_to_peer(pair), IBV_WC_SUCCESS);
+    pair.b.to_error();
+    EXPECT_EQ(rq_psn(pair.b), packets_in_err ? (first + *packets_in_err) & 0xffffff : 0U);
+  });
+}
+
+TEST(RqPsn, InTheErrorState_IsWhatTheSettingSays) {
+  expect_rq_psn({{"SOFTVERBS_RQ_PSN", "exact"}}, 2, 3);
+  expect_rq_psn({{"SOFTVERBS_RQ_PSN", "zero"}}, 2, std::nullopt);
+  expect_rq_psn({{"SOFTVERBS_RQ_PSN", "cached"}}, 2, 2);
+  expect_rq_psn({{"SOFTVERBS_RQ_PSN", "set"}}, 0, 0);
+  expect_rq_psn({{"SOFTVERBS_RQ_PSN", "accepted"}}, 2, 3);
+  expect_rq_psn({{"SOFTVERBS_PROFILE", "mlx5"}}, 2, 3);
+  expect_rq_psn({{"SOFTVERBS_PROFILE", "bnxt_re"}}, 2, std::nullopt);
+  expect_rq_psn({{"SOFTVERBS_PROFILE", "irdma"}}, 0, 0);
+}
+
+// An empty WRITE.
+ibv_wc_status write_from(const Endpoint& endpoint) {
+  EXPECT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {}), 0);
+  return poll_one(endpoint.send_cq()).status;
+}
+
+TEST(RqPsn, Accepted_CountsARequestThatFoundThePortDown) {
+  check_in_child({{"SOFTVERBS_RQ_PSN", "accepted"}, {"SOFTVERBS_FAULTS", "link-down device=1 after=1"}}, [] {
+    const Device device = open_device(0);
+    const Device failing = open_device(1);
+    Endpoint sender(device, {.timers = kTwoAttempts});
+    Endpoint target(failing);
+    connect(sender, target);
+    const std::uint32_t first = sender.address().psn;
+    EXPECT_EQ(write_from(sender), IBV_WC_SUCCESS);
+    EXPECT_EQ(write_from(sender), IBV_WC_RETRY_EXC_ERR);
+    EXPECT_EQ(rq_psn(target), (first + 1) & 0xffffff);
+    target.to_error();
+    EXPECT_EQ(rq_psn(target), (first + 2) & 0xffffff);
+    Address next = sender.address();
+    next.psn = (first + 1) & 0xffffff;
+    target.to_reset();
+    target.to_init();
+    target.to_rtr(next);
+    target.to_error();
+    EXPECT_EQ(rq_psn(target), next.psn);
+  });
+}
+
+// The port of the sender, a process of its own, is down, or it cannot reach the target: nothing arrives.
+TEST(RqPsn, Accepted_DoesNotCountWhatWasLostOnTheWay) {
+  for (const char* faults : {"link-down after=1", "unreachable after=1"}) {
+    SCOPED_TRACE(faults);
+    check_in_child({{"SOFTVERBS_RQ_PSN", "accepted"}}, [&] {
+      const Device device = open_device();
+      Endpoint target(device);
+      setenv("SOFTVERBS_FAULTS", faults, 1);
+      Peer sender;
+      target.connect(sender.address());
+      sender.connect(target.address());
+      ASSERT_EQ(sender.post(IBV_WR_RDMA_WRITE, 0, 0, {}), 0);
+      EXPECT_EQ(sender.poll_sent().status, IBV_WC_SUCCESS);
+      ASSERT_EQ(sender.post(IBV_WR_RDMA_WRITE, 0, 0, {}), 0);
+      EXPECT_EQ(sender.poll_sent().status, IBV_WC_RETRY_EXC_ERR);
+      target.to_error();
+      EXPECT_EQ(rq_psn(target), (sender.address().psn + 1) & 0xffffff);
+    });
+  }
+}
+
+TEST(RqPsn, Accepted_CountsARequestThatFoundTheQpFailed) {
+  check_in_child({{"SOFTVERBS_PROFILE", "mlx5"}}, [] {
+    Pair pair(kTwoAttempts);
+    pair.b.to_error();
+    EXPECT_EQ(write_to_peer(pair), IBV_WC_RETRY_EXC_ERR);
+    EXPECT_EQ(rq_psn(pair.b), (pair.a.address().psn + 1) & 0xffffff);
   });
 }
 
