@@ -260,10 +260,14 @@ Step fail_request(Qp& qp, ibv_wc_status status) {
   if (qp.qp_type != IBV_QPT_RC) return stop_sends(qp, status);
   const ProcessView& process = qp.process->view();
   const Incarnation me = qp.process->me();
+  const std::optional<RetryEvent> event =
+      status == IBV_WC_RETRY_EXC_ERR ? qp.process->settings().retry_event : std::nullopt;
   {
     SharedLockGuard lock(qp.shared->lock, me);
     const bool entered = enter_error_state(process, qp.index);
+    if (event && event->is_first) raise_qp_event(process, me, qp.index, event->type);
     complete(qp, status);
+    if (event && !event->is_first) raise_qp_event(process, me, qp.index, event->type);
     finish_failure(process, me, qp.index, entered);
   }
   qp.requester.route = {};

@@ -109,6 +109,14 @@ constexpr std::array kRqPsnOptions{Option<RqPsn>{"exact", RqPsn::kExact}, Option
                                    Option<RqPsn>{"cached", RqPsn::kCached}, Option<RqPsn>{"set", RqPsn::kSet},
                                    Option<RqPsn>{"accepted", RqPsn::kAccepted}};
 
+constexpr std::array kRetryEventOptions{
+    Option<std::optional<RetryEvent>>{"none", {}},
+    Option<std::optional<RetryEvent>>{"fatal-before", RetryEvent{IBV_EVENT_QP_FATAL, true}},
+    Option<std::optional<RetryEvent>>{"fatal-after", RetryEvent{IBV_EVENT_QP_FATAL, false}},
+    Option<std::optional<RetryEvent>>{"access-before", RetryEvent{IBV_EVENT_QP_ACCESS_ERR, true}},
+    Option<std::optional<RetryEvent>>{"access-after", RetryEvent{IBV_EVENT_QP_ACCESS_ERR, false}},
+};
+
 template <typename Value, std::size_t kCount>
 bool read_option(const char* name, const std::array<Option<Value>, kCount>& options, Value& value) {
   const char* text = std::getenv(name);
@@ -132,12 +140,17 @@ using Profile = void (*)(Settings& settings);
 constexpr std::array kProfiles{
     Option<Profile>{"standard", [](Settings&) {}},
     Option<Profile>{"mlx5", [](Settings& settings) { settings.rq_psn = RqPsn::kAccepted; }},
-    Option<Profile>{"bnxt_re", [](Settings& settings) { settings.rq_psn = RqPsn::kZero; }},
+    Option<Profile>{"bnxt_re",
+                    [](Settings& settings) {
+                      settings.rq_psn = RqPsn::kZero;
+                      settings.retry_event = RetryEvent{IBV_EVENT_QP_ACCESS_ERR, true};
+                    }},
     Option<Profile>{"irdma",
                     [](Settings& settings) {
                       settings.first_sge = true;
                       settings.reuses_qps = false;
                       settings.rq_psn = RqPsn::kSet;
+                      settings.retry_event = RetryEvent{IBV_EVENT_QP_FATAL, false};
                     }},
 };
 
@@ -320,6 +333,7 @@ std::optional<Settings> read_settings() {
   if (!read_choice("SOFTVERBS_GRH", "required", "optional", result.grh_required)) return std::nullopt;
   if (!read_choice("SOFTVERBS_QP_REUSE", "allowed", "refused", result.reuses_qps)) return std::nullopt;
   if (!read_option("SOFTVERBS_RQ_PSN", kRqPsnOptions, result.rq_psn)) return std::nullopt;
+  if (!read_option("SOFTVERBS_RETRY_EVENT", kRetryEventOptions, result.retry_event)) return std::nullopt;
   if (!read_choice("SOFTVERBS_ATOMICS", "glob", "hca", result.global_atomics)) return std::nullopt;
   if (!read_choice("SOFTVERBS_LOCK_LIMIT", "kernel", "none", result.has_lock_limit)) return std::nullopt;
   if (!read_choice("SOFTVERBS_GPU_COPY", "direct", "staged", result.copies_directly)) return std::nullopt;

@@ -40,6 +40,12 @@ enum class RqPsn : std::uint8_t {
   kAccepted,  // in the error state packets that arrived and were not executed count
 };
 
+// The event of a QP whose retries are used up, beside the completion with IBV_WC_RETRY_EXC_ERR.
+struct RetryEvent {
+  ibv_event_type type;
+  bool is_first;  // before the completion
+};
+
 struct Settings {
   bool threaded = true;                       // SOFTVERBS_ENGINE=thread|inline
   bool ethernet = true;                       // SOFTVERBS_LINK_LAYER=roce|ib
@@ -54,6 +60,7 @@ struct Settings {
   bool has_lock_limit = true;                 // SOFTVERBS_LOCK_LIMIT=kernel|none
   bool copies_directly = true;                // SOFTVERBS_GPU_COPY=direct|staged
   RqPsn rq_psn = RqPsn::kExact;               // SOFTVERBS_RQ_PSN=exact|zero|cached|set|accepted
+  std::optional<RetryEvent> retry_event;      // SOFTVERBS_RETRY_EVENT=none|fatal-before|fatal-after|...
   GpuMemory gpu_memory = GpuMemory::kDmabuf;  // SOFTVERBS_GPU_MEMORY=dmabuf|peer-memory|both|none
   std::string name_space;
   std::string directory;         // SOFTVERBS_DIRECTORY; empty: /dev/shm, with a registry per user and PID namespace

@@ -173,5 +173,59 @@ TEST(RqPsn, Accepted_CountsARequestThatFoundTheQpFailed) {
   });
 }
 
+// WRITEs whose retries are used up, at QPs with this event. It must be there when the program sees the completion
+// (`is_first`), or the completion when the program sees the event. One moment later both are there in any case, so the
+// program looks without pause, and more than once. With the inline engine one verb makes both, in either order.
+void expect_retry_event(const Variables& variables, ibv_event_type type, bool is_first) {
+  SCOPED_TRACE(testing::PrintToString(variables));
+  check_in_child(variables, [&] {
+    constexpr int kRounds = 30;
+    constexpr Timers kOneAttempt{.timeout = 8, .retry_count = 0};  // 1 ms
+    for (int round = 0; round < kRounds; ++round) {
+      Pair pair(kOneAttempt);
+      ibv_context* const context = pair.device.context.get();
+      pair.b.to_error();
+      ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {}), 0);
+      ibv_wc completion{};
+      Wait patience(kPatience);
+      if (is_first) {
+        while (ibv_poll_cq(pair.a.send_cq(), 1, &completion) == 0 && !patience.is_over())
+          ;
+        EXPECT_TRUE(readable(context->async_fd, 0ms));
+      } else {
+        // With the inline engine a poll does the work; this queue stays empty.
+        while (!readable(context->async_fd, 0ms) && !patience.is_over())
+          ASSERT_EQ(ibv_poll_cq(pair.b.send_cq(), 1, &completion), 0);
+        ASSERT_EQ(ibv_poll_cq(pair.a.send_cq(), 1, &completion), 1);
+      }
+      EXPECT_EQ(completion.status, IBV_WC_RETRY_EXC_ERR);
+      EXPECT_EQ(expect_async_event(context, type).qp, pair.a.qp());
+    }
+  });
+}
+
+TEST(RetryEvent, IsRaisedBeforeOrAfterTheCompletion) {
+  expect_retry_event({{"SOFTVERBS_RETRY_EVENT", "fatal-before"}}, IBV_EVENT_QP_FATAL, true);
+  expect_retry_event({{"SOFTVERBS_RETRY_EVENT", "fatal-after"}}, IBV_EVENT_QP_FATAL, false);
+  expect_retry_event({{"SOFTVERBS_RETRY_EVENT", "access-before"}}, IBV_EVENT_QP_ACCESS_ERR, true);
+  expect_retry_event({{"SOFTVERBS_RETRY_EVENT", "access-after"}}, IBV_EVENT_QP_ACCESS_ERR, false);
+  expect_retry_event({{"SOFTVERBS_PROFILE", "bnxt_re"}}, IBV_EVENT_QP_ACCESS_ERR, true);
+  expect_retry_event({{"SOFTVERBS_PROFILE", "irdma"}}, IBV_EVENT_QP_FATAL, false);
+}
+
+TEST(RetryEvent, None_NothingButTheCompletionIsSeen) {
+  const Variables without[] = {{{"SOFTVERBS_PROFILE", "irdma"}, {"SOFTVERBS_RETRY_EVENT", "none"}},
+                               {{"SOFTVERBS_PROFILE", "mlx5"}}};
+  for (const Variables& variables : without) {
+    SCOPED_TRACE(testing::PrintToString(variables));
+    check_in_child(variables, [] {
+      Pair pair(kTwoAttempts);
+      pair.b.to_error();
+      EXPECT_EQ(write_from(pair.a), IBV_WC_RETRY_EXC_ERR);
+      EXPECT_FALSE(next_async_event(pair.device.context.get(), 5ms));
+    });
+  }
+}
+
 }  // namespace
 }  // namespace verbatim::test
