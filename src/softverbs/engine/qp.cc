@@ -43,6 +43,7 @@ void empty_queues(Qp& qp) {
   }
   shared.open.active = 0;
   shared.established = 0;
+  shared.is_last_receive_due = 0;
   shared.unexecuted_packets = 0;
   shared.dest_qpn = 0;
   shared.path = shared.udp_source_port = 0;

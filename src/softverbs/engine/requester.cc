@@ -254,8 +254,13 @@ Step stop_sends(Qp& qp, ibv_wc_status status) {
   return Step::kIdle;
 }
 
+Step wait_until(Requester& requester, std::uint64_t due_ns) {
+  requester.due_ns = due_ns;
+  return Step::kWait;
+}
+
 // Fails the request at `executed`. A program that reads the completion finds the QP in the error state, and the flushed
-// requests after it.
+// requests after it, unless they are late.
 Step fail_request(Qp& qp, ibv_wc_status status) {
   if (qp.qp_type != IBV_QPT_RC) return stop_sends(qp, status);
   const ProcessView& process = qp.process->view();
@@ -264,20 +269,16 @@ Step fail_request(Qp& qp, ibv_wc_status status) {
       status == IBV_WC_RETRY_EXC_ERR ? qp.process->settings().retry_event : std::nullopt;
   {
     SharedLockGuard lock(qp.shared->lock, me);
-    const bool entered = enter_error_state(process, qp.index);
+    enter_error_state(process, qp.index);
     if (event && event->is_first) raise_qp_event(process, me, qp.index, event->type);
     complete(qp, status);
     if (event && !event->is_first) raise_qp_event(process, me, qp.index, event->type);
-    finish_failure(process, me, qp.index, entered);
+    flush_receives(process, me, qp.index);
   }
   qp.requester.route = {};
+  if (qp.shared->flush_due_ns != 0) return wait_until(qp.requester, qp.shared->flush_due_ns);
   flush_sends(qp);
   return Step::kIdle;
-}
-
-Step wait_until(Requester& requester, std::uint64_t due_ns) {
-  requester.due_ns = due_ns;
-  return Step::kWait;
 }
 
 Step on_lost(Requester& requester, std::uint64_t now) {
@@ -390,6 +391,7 @@ std::optional<Step> prepare_to_send(Qp& qp) {
   }
   const ibv_qp_state state = qp.current_state();
   if (state == IBV_QPS_ERR) {
+    if (is_flush_late(*qp.shared)) return wait_until(requester, qp.shared->flush_due_ns);
     fail_own_qp(qp);  // the peer that moved the QP to this state may have died before it flushed the receives
     return Step::kIdle;
   }
@@ -507,7 +509,7 @@ void fail_own_qp(Qp& qp) {
     fail_qp(qp.process->view(), qp.process->me(), qp.index);
   }
   qp.requester.route = {};
-  flush_sends(qp);
+  if (!is_flush_late(*qp.shared)) flush_sends(qp);
 }
 
 Step advance(Qp& qp, std::uint64_t& quantum) {

@@ -33,9 +33,9 @@ bool carries_imm(ibv_wr_opcode opcode) {
 
 // An error that belongs to no receive request is reported by an event.
 void fail_with_event(const ProcessView& process, Incarnation me, std::uint32_t qp_index, ibv_event_type event) {
-  const bool entered = enter_error_state(process, qp_index);
+  enter_error_state(process, qp_index);
   raise_qp_event(process, me, qp_index, event);
-  finish_failure(process, me, qp_index, entered);
+  flush_receives(process, me, qp_index);
 }
 
 // Executes one step of a message for one QP. Lives for one call.
@@ -434,10 +434,10 @@ class Responder {
 
   // An error that belongs to a receive request is reported by its completion.
   Response fail_receive(ibv_wc_status status, Response response) {
-    const bool entered = enter_error_state(process_, index_);
+    enter_error_state(process_, index_);
     push_completion(process_, me_, qp_.recv_cq, receive_entry(status, IBV_WC_RECV), true);
     qp_.open.active = 0;
-    finish_failure(process_, me_, index_, entered);
+    flush_receives(process_, me_, index_);
     return response;
   }
 
@@ -530,26 +530,27 @@ void refuse_request(const ProcessView& process, Incarnation me, std::uint32_t qp
 }
 
 void fail_qp(const ProcessView& process, Incarnation me, std::uint32_t qp_index) {
-  finish_failure(process, me, qp_index, enter_error_state(process, qp_index));
+  enter_error_state(process, qp_index);
+  flush_receives(process, me, qp_index);
 }
 
-bool enter_error_state(const ProcessView& process, std::uint32_t qp_index) {
+void enter_error_state(const ProcessView& process, std::uint32_t qp_index) {
   SharedQp& qp = process.segment().qps[qp_index];
-  if (qp.state.load(std::memory_order_relaxed) == IBV_QPS_ERR) return false;
+  if (qp.state.load(std::memory_order_relaxed) == IBV_QPS_ERR) return;
+  const std::uint32_t delay_ns = process.segment().ports[qp.device].flush_delay_ns;
+  qp.flush_due_ns = delay_ns == 0 ? 0 : monotonic_ns() + delay_ns;
+  qp.is_last_receive_due = qp.srq != kNoIndex ? 1 : 0;
   qp.state.store(IBV_QPS_ERR, std::memory_order_seq_cst);
   request_service(process, qp_index);
-  return true;
 }
 
-void finish_failure(const ProcessView& process, Incarnation me, std::uint32_t qp_index, bool entered) {
-  flush_receives(process, me, qp_index);
-  if (entered && process.segment().qps[qp_index].srq != kNoIndex) {
-    raise_qp_event(process, me, qp_index, IBV_EVENT_QP_LAST_WQE_REACHED);
-  }
+bool is_flush_late(const SharedQp& qp) {
+  return qp.flush_due_ns != 0 && monotonic_ns() < qp.flush_due_ns;
 }
 
 void flush_receives(const ProcessView& process, Incarnation me, std::uint32_t qp_index) {
   SharedQp& qp = process.segment().qps[qp_index];
+  if (is_flush_late(qp)) return;
   Cqe entry{};
   entry.qp_index = qp_index;
   entry.qpn = qp.qpn.load(std::memory_order_relaxed);
@@ -562,6 +563,9 @@ void flush_receives(const ProcessView& process, Incarnation me, std::uint32_t qp
     push_completion(process, me, qp.recv_cq, entry, true);
     qp.open.active = 0;
   }
+  if (qp.is_last_receive_due == 0) return;
+  raise_qp_event(process, me, qp_index, IBV_EVENT_QP_LAST_WQE_REACHED);
+  qp.is_last_receive_due = 0;
 }
 
 void raise_qp_event(const ProcessView& process, Incarnation me, std::uint32_t qp_index, ibv_event_type type) {

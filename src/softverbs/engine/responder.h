@@ -58,12 +58,16 @@ void refuse_request(const ProcessView& process, Incarnation me, std::uint32_t qp
 // the owner or a peer and holds the lock of the QP. The owner's engine flushes the send queue.
 void fail_qp(const ProcessView& process, Incarnation me, std::uint32_t qp_index);
 
-// The two halves of fail_qp. Between them the caller reports the failure by a completion or an event. If the caller
-// dies in between, the owner's engine does the rest: enter_error_state has requested its service.
-bool enter_error_state(const ProcessView& process, std::uint32_t qp_index);  // false: it was in the error state already
-void finish_failure(const ProcessView& process, Incarnation me, std::uint32_t qp_index, bool entered);
+// The first half of fail_qp; flush_receives is the other one. Between them the caller reports the failure by a
+// completion or an event. If the caller dies in between, the owner's engine does the rest: enter_error_state has
+// requested its service.
+void enter_error_state(const ProcessView& process, std::uint32_t qp_index);
 
-// Flushes the receive queue of a QP in the error state. The caller holds the lock of the QP.
+// Whether the device is to flush this QP in the error state later (SOFTVERBS_FLUSH=late). Then the owner's engine does
+// it.
+bool is_flush_late(const SharedQp& qp);
+// Flushes the receive queue of a QP in the error state, unless that is late, and raises
+// IBV_EVENT_QP_LAST_WQE_REACHED. The caller holds the lock of the QP.
 void flush_receives(const ProcessView& process, Incarnation me, std::uint32_t qp_index);
 
 void raise_qp_event(const ProcessView& process, Incarnation me, std::uint32_t qp_index, ibv_event_type type);

@@ -14,7 +14,8 @@ namespace {
 constexpr std::uint64_t kFirstGuid = 0x0253'5654'fffe'0001;  // locally administered
 constexpr std::uint64_t kLinkLocalPrefix = 0xfe80'0000'0000'0000;
 constexpr std::uint64_t kSiteLocalPrefix = 0xfec0'0000'0000'0000;
-constexpr std::uint32_t kFirstFlid = 0x8000;  // no LID of a device is as large
+constexpr std::uint32_t kFlushDelayNs = 20'000'000;  // as irdma's IRDMA_FLUSH_DELAY_MS
+constexpr std::uint32_t kFirstFlid = 0x8000;         // no LID of a device is as large
 constexpr std::uint8_t kPhysicalDisabled = 3;
 constexpr std::uint8_t kPhysicalLinkUp = 5;
 
@@ -63,6 +64,7 @@ __be64 device_guid(std::uint32_t device) {
 
 void fill_port(SharedPort& port, std::uint32_t device, const Settings& settings) {
   port.ethernet = settings.ethernet ? 1 : 0;
+  port.flush_delay_ns = settings.flushes_late ? kFlushDelayNs : 0;
   port.lid = settings.ethernet ? 0 : device + 1;
   const ibv_gid local = link_local_gid(device);
   const ibv_gid ipv4 = ipv4_gid(device);

@@ -127,6 +127,7 @@ struct SharedPort {
   std::uint32_t flid;          // 0: only ports of its subnet reach it
   std::uint32_t grh_required;  // it takes no packet without GRH
   std::uint32_t subnet;
+  std::uint32_t flush_delay_ns;  // from the error state of a QP to its flush completions
   std::atomic<std::uint32_t> link_down;
   std::atomic<std::uint32_t> fatal;        // the device had a fatal error
   std::atomic<std::uint32_t> unreachable;  // bit 1 << device: nothing passes between this port and that device
@@ -271,9 +272,11 @@ struct SharedQp {
   std::uint32_t access;
   std::uint32_t min_rnr_timer;
   std::uint32_t max_dest_rd_atomic;
-  std::uint32_t established;  // a packet was executed since RESET
-  std::uint32_t resets;       // how often the QP was reset
-  std::uint32_t type;         // ibv_qp_type; the same as long as the QP has its number
+  std::uint32_t established;   // a packet was executed since RESET
+  std::uint64_t flush_due_ns;  // in the error state: its requests and receives are flushed at this time; 0: at once
+  std::uint32_t is_last_receive_due;  // IBV_EVENT_QP_LAST_WQE_REACHED is still to be raised
+  std::uint32_t resets;               // how often the QP was reset
+  std::uint32_t type;                 // ibv_qp_type; the same as long as the QP has its number
   std::atomic<std::uint32_t> qkey;
   // The last packets that arrived and were not executed: the port or the QP had failed. For SOFTVERBS_RQ_PSN=accepted.
   std::uint32_t unexecuted_psn;

@@ -144,6 +144,7 @@ constexpr std::array kProfiles{
                     [](Settings& settings) {
                       settings.rq_psn = RqPsn::kZero;
                       settings.retry_event = RetryEvent{IBV_EVENT_QP_ACCESS_ERR, true};
+                      settings.flushes_late = true;
                     }},
     Option<Profile>{"irdma",
                     [](Settings& settings) {
@@ -151,6 +152,7 @@ constexpr std::array kProfiles{
                       settings.reuses_qps = false;
                       settings.rq_psn = RqPsn::kSet;
                       settings.retry_event = RetryEvent{IBV_EVENT_QP_FATAL, false};
+                      settings.flushes_late = true;
                     }},
 };
 
@@ -334,6 +336,7 @@ std::optional<Settings> read_settings() {
   if (!read_choice("SOFTVERBS_QP_REUSE", "allowed", "refused", result.reuses_qps)) return std::nullopt;
   if (!read_option("SOFTVERBS_RQ_PSN", kRqPsnOptions, result.rq_psn)) return std::nullopt;
   if (!read_option("SOFTVERBS_RETRY_EVENT", kRetryEventOptions, result.retry_event)) return std::nullopt;
+  if (!read_choice("SOFTVERBS_FLUSH", "late", "at-once", result.flushes_late)) return std::nullopt;
   if (!read_choice("SOFTVERBS_ATOMICS", "glob", "hca", result.global_atomics)) return std::nullopt;
   if (!read_choice("SOFTVERBS_LOCK_LIMIT", "kernel", "none", result.has_lock_limit)) return std::nullopt;
   if (!read_choice("SOFTVERBS_GPU_COPY", "direct", "staged", result.copies_directly)) return std::nullopt;

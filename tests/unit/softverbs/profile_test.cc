@@ -227,5 +227,92 @@ TEST(RetryEvent, None_NothingButTheCompletionIsSeen) {
   }
 }
 
+// A QP with two requests and a receive, of which the first request fails.
+void expect_late_flush(const Variables& variables) {
+  SCOPED_TRACE(testing::PrintToString(variables));
+  check_in_child(variables, [&] {
+    Pair pair(kTwoAttempts);
+    ASSERT_EQ(post_recv(pair.a.qp(), {}, 3), 0);
+    pair.b.to_error();
+    const Stopwatch since_posted;
+    ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {pair.source.sge(0, 8)}, pair.to_target(1)), 0);
+    ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {pair.source.sge(0, 8)}, pair.to_target(2)), 0);
+    EXPECT_EQ(poll_one(pair.a.send_cq()).status, IBV_WC_RETRY_EXC_ERR);
+    EXPECT_EQ(pair.a.state(), IBV_QPS_ERR);
+    ASSERT_EQ(post_recv(pair.a.qp(), {}, 4), 0);  // joins those that wait
+    EXPECT_EQ(poll_one(pair.a.send_cq()).wr_id, 2U);
+    for (const std::uint64_t wr_id : {3U, 4U}) {
+      const ibv_wc flushed = poll_one(pair.a.recv_cq());
+      EXPECT_EQ(flushed.wr_id, wr_id);
+      EXPECT_EQ(flushed.status, IBV_WC_WR_FLUSH_ERR);
+    }
+    EXPECT_GE(since_posted.elapsed(), time_of_attempts(kTwoAttempts, 2) + 20ms);
+    ASSERT_EQ(post_recv(pair.a.qp(), {}, 5), 0);
+    ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {pair.source.sge(0, 8)}, pair.to_target(6)), 0);
+    EXPECT_EQ(poll_one(pair.a.recv_cq()).wr_id, 5U);
+    EXPECT_EQ(poll_one(pair.a.send_cq()).wr_id, 6U);
+  });
+}
+
+TEST(Flush, Late_ComesAfterTheCompletionThatFailed) {
+  expect_late_flush({{"SOFTVERBS_FLUSH", "late"}});
+  expect_late_flush({{"SOFTVERBS_PROFILE", "bnxt_re"}});
+  expect_late_flush({{"SOFTVERBS_PROFILE", "irdma"}});
+}
+
+TEST(Flush, Late_AlsoWhenTheProgramSetsTheErrorState) {
+  check_in_child({{"SOFTVERBS_FLUSH", "late"}}, [] {
+    Pair pair;
+    ASSERT_EQ(post_recv(pair.a.qp(), {}, 1), 0);
+    const Stopwatch since_posted;
+    pair.a.to_error();
+    EXPECT_EQ(poll_one(pair.a.recv_cq()).status, IBV_WC_WR_FLUSH_ERR);
+    EXPECT_GE(since_posted.elapsed(), 20ms);
+    // RESET ends what waits.
+    pair.a.to_reset();
+    pair.a.to_init();
+    ASSERT_EQ(post_recv(pair.a.qp(), {}, 2), 0);
+    pair.a.to_error();
+    pair.a.to_reset();
+    connect(pair.a, pair.a);
+    ASSERT_EQ(post_recv(pair.a.qp(), {}, 3), 0);
+    ASSERT_EQ(post(pair.a.qp(), IBV_WR_SEND, {}), 0);
+    const ibv_wc received = poll_one(pair.a.recv_cq());
+    EXPECT_EQ(received.wr_id, 3U);
+    EXPECT_EQ(received.status, IBV_WC_SUCCESS);
+  });
+}
+
+// The receive that half a SEND has taken from a shared queue is flushed before IBV_EVENT_QP_LAST_WQE_REACHED says that
+// nothing follows.
+TEST(Flush, Late_LastWqeIsReportedAfterTheOpenReceive) {
+  constexpr std::size_t kStep = 1 << 20;  // a longer message is sent in several steps
+  check_in_child({{"SOFTVERBS_FLUSH", "late"}}, [] {
+    const Device device = open_device();
+    const Srq srq = create_srq(device.pd.get());
+    const Region source(device.pd.get(), kStep);
+    const Region target(device.pd.get(), 2 * kStep);
+    Endpoint sender(device);
+    Endpoint receiver(device, {.srq = srq.get()});
+    connect(sender, receiver);
+    ASSERT_EQ(post_srq_recv(srq.get(), {target.sge()}, 1), 0);
+    ibv_sge without_key = source.sge();
+    without_key.lkey = 0;
+    ASSERT_EQ(post(sender.qp(), IBV_WR_SEND, {source.sge(), without_key}), 0);
+    EXPECT_EQ(poll_one(sender.send_cq()).status, IBV_WC_LOC_PROT_ERR);
+    receiver.to_error();
+    ibv_wc completion{};
+    // With the inline engine a poll does the work; this queue stays empty.
+    for (Wait patience(kPatience); !readable(device.context->async_fd, 1ms) && !patience.is_over();) {
+      ASSERT_EQ(ibv_poll_cq(sender.send_cq(), 1, &completion), 0);
+    }
+    EXPECT_EQ(expect_async_event(device.context.get(), IBV_EVENT_QP_LAST_WQE_REACHED).qp, receiver.qp());
+    ASSERT_EQ(ibv_poll_cq(receiver.recv_cq(), 1, &completion), 1);
+    EXPECT_EQ(completion.wr_id, 1U);
+    EXPECT_EQ(completion.status, IBV_WC_WR_FLUSH_ERR);
+    EXPECT_FALSE(next_async_event(device.context.get(), 5ms));
+  });
+}
+
 }  // namespace
 }  // namespace verbatim::test
