@@ -296,6 +296,8 @@ class Responder {
     const Region region{KeyKind::kRemote, packets_.rkey, qp_.pd, IBV_ACCESS_REMOTE_ATOMIC};
     const std::uint64_t address = translate(segment_, region, packets_.remote_address, kAtomicBytes);
     if (address == 0) return refuse(Response::kAccessError);
+    if (is_gpu_address(address) && segment_.ports[qp_.device].refuses_gpu_atomics != 0)
+      return refuse(Response::kOperationalError);
     // Several processes may reach one address of a GPU.
     SharedLock& atomics =
         is_gpu_address(address) ? process_.registry().gpu_staging().atomics_lock : segment_.atomics_lock;

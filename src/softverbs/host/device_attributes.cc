@@ -64,6 +64,7 @@ __be64 device_guid(std::uint32_t device) {
 
 void fill_port(SharedPort& port, std::uint32_t device, const Settings& settings) {
   port.ethernet = settings.ethernet ? 1 : 0;
+  port.refuses_gpu_atomics = settings.has_gpu_atomics ? 0 : 1;
   port.flush_delay_ns = settings.flushes_late ? kFlushDelayNs : 0;
   port.lid = settings.ethernet ? 0 : device + 1;
   const ibv_gid local = link_local_gid(device);

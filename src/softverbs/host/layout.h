@@ -127,6 +127,7 @@ struct SharedPort {
   std::uint32_t flid;          // 0: only ports of its subnet reach it
   std::uint32_t grh_required;  // it takes no packet without GRH
   std::uint32_t subnet;
+  std::uint32_t refuses_gpu_atomics;
   std::uint32_t flush_delay_ns;  // from the error state of a QP to its flush completions
   std::atomic<std::uint32_t> link_down;
   std::atomic<std::uint32_t> fatal;        // the device had a fatal error

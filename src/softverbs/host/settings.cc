@@ -145,6 +145,7 @@ constexpr std::array kProfiles{
                       settings.rq_psn = RqPsn::kZero;
                       settings.retry_event = RetryEvent{IBV_EVENT_QP_ACCESS_ERR, true};
                       settings.flushes_late = true;
+                      settings.has_gpu_atomics = false;
                     }},
     Option<Profile>{"irdma",
                     [](Settings& settings) {
@@ -337,6 +338,7 @@ std::optional<Settings> read_settings() {
   if (!read_option("SOFTVERBS_RQ_PSN", kRqPsnOptions, result.rq_psn)) return std::nullopt;
   if (!read_option("SOFTVERBS_RETRY_EVENT", kRetryEventOptions, result.retry_event)) return std::nullopt;
   if (!read_choice("SOFTVERBS_FLUSH", "late", "at-once", result.flushes_late)) return std::nullopt;
+  if (!read_choice("SOFTVERBS_GPU_ATOMICS", "allowed", "refused", result.has_gpu_atomics)) return std::nullopt;
   if (!read_choice("SOFTVERBS_ATOMICS", "glob", "hca", result.global_atomics)) return std::nullopt;
   if (!read_choice("SOFTVERBS_LOCK_LIMIT", "kernel", "none", result.has_lock_limit)) return std::nullopt;
   if (!read_choice("SOFTVERBS_GPU_COPY", "direct", "staged", result.copies_directly)) return std::nullopt;

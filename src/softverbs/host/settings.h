@@ -57,6 +57,7 @@ struct Settings {
   bool first_sge = false;                     // SOFTVERBS_EMPTY_WRITE=first-sge|empty
   bool reuses_qps = true;                     // SOFTVERBS_QP_REUSE=allowed|refused
   bool flushes_late = false;                  // SOFTVERBS_FLUSH=late|at-once
+  bool has_gpu_atomics = true;                // SOFTVERBS_GPU_ATOMICS=allowed|refused
   bool global_atomics = false;                // SOFTVERBS_ATOMICS=glob|hca
   bool has_lock_limit = true;                 // SOFTVERBS_LOCK_LIMIT=kernel|none
   bool copies_directly = true;                // SOFTVERBS_GPU_COPY=direct|staged

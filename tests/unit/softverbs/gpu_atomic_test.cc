@@ -83,6 +83,28 @@ TEST(GpuAtomics, UnalignedAndForbidden_AreRefused) {
   EXPECT_EQ(target.untouched_outside(0, 0), "");
 }
 
+TEST(GpuAtomics, SettingRefused_TargetInGpuMemoryFails) {
+  check_in_new_process({{"SOFTVERBS_GPU_ATOMICS", "refused"}}, [] {
+    const Device device = open_device();
+    Endpoint a(device, gpu_endpoint());
+    Endpoint b(device, gpu_endpoint());
+    connect(a, b);
+    const PlacedRegion in_gpu(device.pd.get(), kLegacy0, 8);
+    const PlacedRegion in_host(device.pd.get(), kHost, 8);
+    in_gpu.write_word(0, kStart);
+    in_host.write_word(0, kStart);
+    ASSERT_EQ(post_atomic(a.qp(), IBV_WR_ATOMIC_FETCH_AND_ADD, in_gpu.sge(), in_host.target(), 1), 0);
+    EXPECT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);  // only the target counts
+    EXPECT_EQ(in_host.read_word(0), kStart + 1);
+    ASSERT_EQ(post(a.qp(), IBV_WR_RDMA_WRITE, {in_host.sge()}, in_gpu.target()), 0);
+    EXPECT_EQ(poll_one(a.send_cq()).status, IBV_WC_SUCCESS);  // only atomics are refused
+    ASSERT_EQ(post_atomic(a.qp(), IBV_WR_ATOMIC_FETCH_AND_ADD, in_host.sge(), in_gpu.target(), 1), 0);
+    EXPECT_EQ(poll_one(a.send_cq()).status, IBV_WC_REM_OP_ERR);
+    EXPECT_EQ(expect_async_event(device.context.get(), IBV_EVENT_QP_FATAL).qp, b.qp());
+    EXPECT_EQ(in_gpu.read_word(0), kStart + 1);
+  });
+}
+
 // Posts `count` additions of 1, one after the other.
 void add(Endpoint& endpoint, const ibv_sge& result, const SendOptions& target, std::uint64_t count) {
   for (std::uint64_t i = 0; i < count; ++i) {
