@@ -1,10 +1,15 @@
 // SOFTVERBS_PROFILE, and the settings with which the devices behave as those of a driver where it differs from the best
 // case.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <optional>
+#include <string>
+#include <utility>
 
+#include "base/unique_fd.h"
 #include "qp_pair_fixture.h"
 #include "support/child.h"
 #include "support/verbs_peer.h"
@@ -312,6 +317,27 @@ TEST(Flush, Late_LastWqeIsReportedAfterTheOpenReceive) {
     EXPECT_EQ(completion.status, IBV_WC_WR_FLUSH_ERR);
     EXPECT_FALSE(next_async_event(device.context.get(), 5ms));
   });
+}
+
+// What drivers and kernels without dma-bufs return, and those that cannot map one.
+TEST(Dmabuf, Refused_HasTheErrnoOfTheClause) {
+  const std::pair<const char*, int> errors[] = {
+      {"EOPNOTSUPP", EOPNOTSUPP}, {"EPROTONOSUPPORT", EPROTONOSUPPORT}, {"EINVAL", EINVAL}, {"ENOMEM", ENOMEM}};
+  for (const auto& [name, error] : errors) {
+    const std::string clause = std::string("fail verb=reg_dmabuf_mr nth=2 count=all errno=") + name;
+    check_in_child({{"SOFTVERBS_DMABUF", "1"}, {"SOFTVERBS_FAULTS", clause}}, [&, expected = error] {
+      const Device device = open_device();
+      const UniqueFd file(memfd_create("dmabuf", MFD_CLOEXEC));
+      ASSERT_EQ(ftruncate(file.get(), 4096), 0);
+      const auto registered = [&] {
+        errno = 0;
+        return Mr(verbs().reg_dmabuf_mr(device.pd.get(), 0, 4096, 0, file.get(), kAllAccess));
+      };
+      EXPECT_NE(registered(), nullptr);
+      EXPECT_EQ(registered(), nullptr);
+      EXPECT_EQ(errno, expected);
+    });
+  }
 }
 
 }  // namespace
