@@ -1,7 +1,9 @@
 #include "softverbs/engine/responder.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "base/clock.h"
 #include "softverbs/engine/completion_queue.h"
@@ -17,6 +19,8 @@ namespace verbatim::softverbs {
 namespace {
 
 constexpr std::uint64_t kAtomicBytes = 8;
+// From reading the word to writing it, where atomics of other devices are not excluded.
+constexpr std::chrono::microseconds kTimeOfAtomic{50};
 constexpr std::uint64_t kGrhBytes = sizeof(ibv_grh);
 static_assert(kGrhBytes == 40);
 
@@ -298,12 +302,14 @@ class Responder {
     if (address == 0) return refuse(Response::kAccessError);
     if (is_gpu_address(address) && segment_.ports[qp_.device].refuses_gpu_atomics != 0)
       return refuse(Response::kOperationalError);
+    const bool excludes_own = segment_.ports[qp_.device].excludes_own_atomics != 0;
     // Several processes may reach one address of a GPU.
-    SharedLock& atomics =
-        is_gpu_address(address) ? process_.registry().gpu_staging().atomics_lock : segment_.atomics_lock;
-    SharedLockGuard lock(atomics, me_);
+    AtomicsLocks& locks =
+        is_gpu_address(address) ? process_.registry().gpu_staging().atomics_locks : segment_.atomics_locks;
+    SharedLockGuard lock(locks[excludes_own ? qp_.device : 0], me_);
     std::uint64_t before = 0;
     if (const Response moved = move_word(copy_from, before, address); moved != Response::kAck) return moved;
+    if (excludes_own) std::this_thread::sleep_for(kTimeOfAtomic);  // so that another device writes in between
     std::uint64_t after = before;
     if (packets_.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD) {
       after = before + packets_.compare_add;

@@ -64,6 +64,7 @@ __be64 device_guid(std::uint32_t device) {
 
 void fill_port(SharedPort& port, std::uint32_t device, const Settings& settings) {
   port.ethernet = settings.ethernet ? 1 : 0;
+  port.excludes_own_atomics = settings.atomics == Atomics::kDevice ? 1 : 0;
   port.refuses_gpu_atomics = settings.has_gpu_atomics ? 0 : 1;
   port.flush_delay_ns = settings.flushes_late ? kFlushDelayNs : 0;
   port.lid = settings.ethernet ? 0 : device + 1;
@@ -117,7 +118,7 @@ ibv_device_attr device_attributes(std::uint32_t device, const Settings& settings
   attributes.max_qp_rd_atom = kMaxRdAtomic;
   attributes.max_res_rd_atom = kMaxRdAtomic * limit(settings.max_qp);
   attributes.max_qp_init_rd_atom = kMaxRdAtomic;
-  attributes.atomic_cap = settings.global_atomics ? IBV_ATOMIC_GLOB : IBV_ATOMIC_HCA;
+  attributes.atomic_cap = settings.atomics == Atomics::kGlob ? IBV_ATOMIC_GLOB : IBV_ATOMIC_HCA;
   attributes.max_srq = limit(settings.max_srq);
   attributes.max_srq_wr = limit(settings.max_srq_wr);
   attributes.max_srq_sge = limit(settings.max_sge);

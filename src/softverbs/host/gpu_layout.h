@@ -2,10 +2,12 @@
 // Processes with GPU memory have the buffers pinned, so that the copy engines of their GPUs reach them.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 
+#include "softverbs/host/settings.h"
 #include "softverbs/host/shared_lock.h"
 
 namespace verbatim::softverbs {
@@ -31,9 +33,12 @@ struct StagingBuffer {
 };
 static_assert(std::atomic<StagingWord>::is_always_lock_free);
 
+// One for each device, if its atomics exclude only each other, as IBV_ATOMIC_HCA allows; else the first one for all.
+using AtomicsLocks = std::array<SharedLock, kMaxDevices>;
+
 // In the registry, for all processes.
 struct GpuStaging {
-  SharedLock atomics_lock;  // serializes all RDMA atomics on GPU memory: several processes may reach one address
+  AtomicsLocks atomics_locks;  // serialize all RDMA atomics on GPU memory: several processes may reach one address
   StagingBuffer buffers[kStagingBuffers];
 };
 

@@ -20,7 +20,7 @@
 namespace verbatim::softverbs {
 
 // Part of the file names, so that processes with different layouts never share a file.
-constexpr std::uint32_t kLayoutVersion = 10;
+constexpr std::uint32_t kLayoutVersion = 11;
 
 constexpr std::uint32_t kMaxProcesses = 256;
 constexpr std::uint32_t kMaxHostQps = 1U << 16;  // of all processes together; a power of two
@@ -127,6 +127,7 @@ struct SharedPort {
   std::uint32_t flid;          // 0: only ports of its subnet reach it
   std::uint32_t grh_required;  // it takes no packet without GRH
   std::uint32_t subnet;
+  std::uint32_t excludes_own_atomics;  // and not those of other devices
   std::uint32_t refuses_gpu_atomics;
   std::uint32_t flush_delay_ns;  // from the error state of a QP to its flush completions
   std::atomic<std::uint32_t> link_down;
@@ -344,7 +345,7 @@ struct Segment {
   SharedGpuCopier gpu_copier;
   SharedGpuMemory gpu_memories[kMaxGpuMemories];
 
-  SharedLock atomics_lock;  // serializes RDMA atomics: IBV_ATOMIC_HCA
+  AtomicsLocks atomics_locks;  // serialize RDMA atomics on host memory
 
   ProcessCounters counters;
   HostTraffic destroyed_traffic;              // of the QPs that this process has destroyed

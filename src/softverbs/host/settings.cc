@@ -105,6 +105,9 @@ constexpr std::array kGpuMemoryOptions{
     Option<GpuMemory>{"dmabuf", GpuMemory::kDmabuf}, Option<GpuMemory>{"peer-memory", GpuMemory::kPeerMemory},
     Option<GpuMemory>{"both", GpuMemory::kBoth}, Option<GpuMemory>{"none", GpuMemory::kNone}};
 
+constexpr std::array kAtomicsOptions{Option<Atomics>{"hca", Atomics::kHca}, Option<Atomics>{"glob", Atomics::kGlob},
+                                     Option<Atomics>{"device", Atomics::kDevice}};
+
 constexpr std::array kRqPsnOptions{Option<RqPsn>{"exact", RqPsn::kExact}, Option<RqPsn>{"zero", RqPsn::kZero},
                                    Option<RqPsn>{"cached", RqPsn::kCached}, Option<RqPsn>{"set", RqPsn::kSet},
                                    Option<RqPsn>{"accepted", RqPsn::kAccepted}};
@@ -139,7 +142,11 @@ using Profile = void (*)(Settings& settings);
 
 constexpr std::array kProfiles{
     Option<Profile>{"standard", [](Settings&) {}},
-    Option<Profile>{"mlx5", [](Settings& settings) { settings.rq_psn = RqPsn::kAccepted; }},
+    Option<Profile>{"mlx5",
+                    [](Settings& settings) {
+                      settings.atomics = Atomics::kDevice;
+                      settings.rq_psn = RqPsn::kAccepted;
+                    }},
     Option<Profile>{"bnxt_re",
                     [](Settings& settings) {
                       settings.rq_psn = RqPsn::kZero;
@@ -150,6 +157,7 @@ constexpr std::array kProfiles{
     Option<Profile>{"irdma",
                     [](Settings& settings) {
                       settings.first_sge = true;
+                      settings.atomics = Atomics::kDevice;
                       settings.reuses_qps = false;
                       settings.rq_psn = RqPsn::kSet;
                       settings.retry_event = RetryEvent{IBV_EVENT_QP_FATAL, false};
@@ -339,7 +347,7 @@ std::optional<Settings> read_settings() {
   if (!read_option("SOFTVERBS_RETRY_EVENT", kRetryEventOptions, result.retry_event)) return std::nullopt;
   if (!read_choice("SOFTVERBS_FLUSH", "late", "at-once", result.flushes_late)) return std::nullopt;
   if (!read_choice("SOFTVERBS_GPU_ATOMICS", "allowed", "refused", result.has_gpu_atomics)) return std::nullopt;
-  if (!read_choice("SOFTVERBS_ATOMICS", "glob", "hca", result.global_atomics)) return std::nullopt;
+  if (!read_option("SOFTVERBS_ATOMICS", kAtomicsOptions, result.atomics)) return std::nullopt;
   if (!read_choice("SOFTVERBS_LOCK_LIMIT", "kernel", "none", result.has_lock_limit)) return std::nullopt;
   if (!read_choice("SOFTVERBS_GPU_COPY", "direct", "staged", result.copies_directly)) return std::nullopt;
   if (!read_option("SOFTVERBS_GPU_MEMORY", kGpuMemoryOptions, result.gpu_memory)) return std::nullopt;

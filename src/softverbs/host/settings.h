@@ -31,6 +31,13 @@ enum class GpuMemory : std::uint8_t {
   kBoth = 3,
 };
 
+// What the devices announce, and which RDMA atomics exclude each other.
+enum class Atomics : std::uint8_t {
+  kHca,     // IBV_ATOMIC_HCA; those of all devices
+  kGlob,    // IBV_ATOMIC_GLOB; those of all devices
+  kDevice,  // IBV_ATOMIC_HCA; those of one device
+};
+
 // What ibv_query_qp returns as rq_psn.
 enum class RqPsn : std::uint8_t {
   kExact,     // the PSN that the QP expects next
@@ -58,9 +65,9 @@ struct Settings {
   bool reuses_qps = true;                     // SOFTVERBS_QP_REUSE=allowed|refused
   bool flushes_late = false;                  // SOFTVERBS_FLUSH=late|at-once
   bool has_gpu_atomics = true;                // SOFTVERBS_GPU_ATOMICS=allowed|refused
-  bool global_atomics = false;                // SOFTVERBS_ATOMICS=glob|hca
   bool has_lock_limit = true;                 // SOFTVERBS_LOCK_LIMIT=kernel|none
   bool copies_directly = true;                // SOFTVERBS_GPU_COPY=direct|staged
+  Atomics atomics = Atomics::kHca;            // SOFTVERBS_ATOMICS=hca|glob|device
   RqPsn rq_psn = RqPsn::kExact;               // SOFTVERBS_RQ_PSN=exact|zero|cached|set|accepted
   std::optional<RetryEvent> retry_event;      // SOFTVERBS_RETRY_EVENT=none|fatal-before|fatal-after|...
   GpuMemory gpu_memory = GpuMemory::kDmabuf;  // SOFTVERBS_GPU_MEMORY=dmabuf|peer-memory|both|none

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <optional>
 #include <string>
 #include <utility>
@@ -317,6 +319,53 @@ TEST(Flush, Late_LastWqeIsReportedAfterTheOpenReceive) {
     EXPECT_EQ(completion.status, IBV_WC_WR_FLUSH_ERR);
     EXPECT_FALSE(next_async_event(device.context.get(), 5ms));
   });
+}
+
+// Adds 1 by this process through device 0, and by another process through `other_device`, `count` times each, to a word
+// of this process. Returns the word.
+std::uint64_t sum_of_additions(std::uint32_t other_device, std::uint64_t count) {
+  constexpr int kAtomicAccess = kAllAccess | IBV_ACCESS_REMOTE_ATOMIC;
+  const Device own = open_device(0);
+  const Device other = open_device(other_device);
+  const Region word(own.pd.get(), 8, 0, kAtomicAccess);
+  const Region result(own.pd.get(), 8);
+  const Mr word_of_other = reg_mr(other.pd.get(), word.buffer.data(), 8, kAtomicAccess);
+  std::memset(word.buffer.data(), 0, 8);
+  Endpoint loop(own, {.access = kAtomicAccess});
+  Endpoint to_adder(other, {.access = kAtomicAccess});
+  connect(loop, loop);
+  Peer adder({.device = other_device});
+  to_adder.connect(adder.address());
+  adder.connect(to_adder.address());
+  adder.start_adding(count, {.remote_addr = word.address(), .rkey = word_of_other->rkey});
+  for (std::uint64_t i = 0; i < count; ++i) {
+    const SendOptions target{.remote_addr = word.address(), .rkey = word.mr->rkey};
+    EXPECT_EQ(post_atomic(loop.qp(), IBV_WR_ATOMIC_FETCH_AND_ADD, result.sge(), target, 1), 0);
+    EXPECT_EQ(poll_one(loop.send_cq()).status, IBV_WC_SUCCESS);
+  }
+  adder.await_added();
+  std::uint64_t sum = 0;
+  std::memcpy(&sum, word.buffer.data(), sizeof sum);
+  return sum;
+}
+
+TEST(Atomics, OfOneDevice_ExcludeEachOtherOnly) {
+  for (const Variables& variables :
+       {Variables{{"SOFTVERBS_ATOMICS", "device"}}, Variables{{"SOFTVERBS_PROFILE", "mlx5"}},
+        Variables{{"SOFTVERBS_PROFILE", "irdma"}}}) {
+    SCOPED_TRACE(testing::PrintToString(variables));
+    check_in_child(variables, [] {
+      constexpr std::uint64_t kCount = 50;
+      EXPECT_EQ(open_device().attr.atomic_cap, IBV_ATOMIC_HCA);
+      EXPECT_EQ(sum_of_additions(0, kCount), 2 * kCount);
+      // As long as both processes run at the same time, additions are lost.
+      bool has_lost = false;
+      for (Wait patience(kPatience); !has_lost && !patience.is_over();) {
+        has_lost = sum_of_additions(1, kCount) < 2 * kCount;
+      }
+      EXPECT_TRUE(has_lost);
+    });
+  }
 }
 
 // What drivers and kernels without dma-bufs return, and those that cannot map one.

@@ -70,7 +70,7 @@ TEST_F(SettingsParser, ValidValues_AreAccepted) {
   expect_accepted("SOFTVERBS_VENDOR_ID", "0x15b3", [](const Settings& s) { return s.vendor_id == 0x15b3; });
   expect_accepted("SOFTVERBS_VENDOR_PART_ID", "4119", [](const Settings& s) { return s.vendor_part_id == 4119; });
   expect_accepted("SOFTVERBS_VENDOR_PART_ID", "0XfFf", [](const Settings& s) { return s.vendor_part_id == 0xfff; });
-  expect_accepted("SOFTVERBS_ATOMICS", "glob", [](const Settings& s) { return s.global_atomics; });
+  expect_accepted("SOFTVERBS_ATOMICS", "glob", [](const Settings& s) { return s.atomics == Atomics::kGlob; });
   expect_accepted("SOFTVERBS_LOCK_LIMIT", "kernel", [](const Settings& s) { return s.has_lock_limit; });
   expect_accepted("SOFTVERBS_LOCK_LIMIT", "none", [](const Settings& s) { return !s.has_lock_limit; });
   expect_accepted("SOFTVERBS_DIRECTORY", "/tmp", [](const Settings& s) { return s.directory == "/tmp"; });
