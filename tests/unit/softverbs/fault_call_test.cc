@@ -147,6 +147,30 @@ TEST(CallFault, SlowVerb_TakesLongerAndSucceeds) {
   });
 }
 
+TEST(CallFault, HangOfOneDevice_LeavesOthersAlone) {
+  with_faults("slow by=300ms verb=create_cq device=1", [] {
+    const Device other = open_device(0);
+    const Device hanging = open_device(1);
+    std::atomic<bool> has_begun{false};
+    std::atomic<bool> has_returned{false};
+    std::thread caller([&] {
+      const Stopwatch stopwatch;
+      has_begun = true;
+      EXPECT_NE(create_cq(hanging), nullptr);
+      EXPECT_GE(stopwatch.elapsed(), 300ms);
+      has_returned = true;
+    });
+    while (!has_begun) std::this_thread::yield();
+    unsigned calls = 0;  // that have returned meanwhile
+    while (!has_returned) {
+      EXPECT_NE(create_cq(other), nullptr);
+      if (!has_returned) ++calls;
+    }
+    caller.join();
+    EXPECT_GT(calls, 1U);  // one may have returned before the other thread made its call
+  });
+}
+
 TEST(CallFault, OpenDevice_Fails) {
   with_faults("fail verb=ibv_open_device errno=ENODEV nth=2", [] {
     const Device first = open_device();
