@@ -3,6 +3,8 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "base/clock.h"
 #include "softverbs/faults/faults.h"
@@ -32,6 +34,19 @@ bool separates_processes(const FaultClause& clause, std::uint32_t one, std::uint
 std::uint64_t later(std::uint64_t now, std::uint64_t by) {
   return by > kWithoutEnd - now ? kWithoutEnd : now + by;
 }
+
+// The first empty entry of an address from `begin` on; behind the last entry of the table comes the first one.
+std::optional<std::uint32_t> find_empty_gid(const SharedPort& port, std::uint32_t begin) {
+  constexpr std::uint32_t kEntries = kGidTableLength - kFirstAddressGid;
+  for (std::uint32_t distance = 0; distance < kEntries; ++distance) {
+    const std::uint32_t index = kFirstAddressGid + (begin - kFirstAddressGid + distance) % kEntries;
+    if (port.gids()[index].valid == 0) return index;
+  }
+  return std::nullopt;
+}
+
+// With renumbered GIDs: from a link that is up again to the addresses of its interface.
+constexpr std::uint64_t kAddressDelayNs = 200 * kNanosecondsPerMillisecond;
 
 }  // namespace
 
@@ -131,6 +146,9 @@ void FaultStates::perform(const Action& action) {
       case FaultKind::kGid:
         set_gid(clause);
         break;
+      case FaultKind::kGidsReturn:
+        return_addresses(monotonic_ns(), true);
+        break;
       default:
         break;
     }
@@ -141,7 +159,12 @@ void FaultStates::perform(const Action& action) {
       if (covers(clause.device, device)) fail_device(device);
     }
   }
-  if (!action.ends && clause.for_ns != kWithoutEnd) {
+  const bool is_link_up = clause.kind == FaultKind::kLinkUp || (clause.kind == FaultKind::kLinkDown && action.ends);
+  if (is_link_up && renumbers_gids_) {
+    FaultClause gids_return;
+    gids_return.kind = FaultKind::kGidsReturn;
+    plan(later(monotonic_ns(), kAddressDelayNs), {gids_return, false});
+  } else if (!action.ends && clause.for_ns != kWithoutEnd) {
     plan(later(monotonic_ns(), clause.for_ns), {clause, true});
   } else {
     faults_.update_active();
@@ -155,6 +178,7 @@ void FaultStates::clear() {
     partitions_.clear();
     segment_.frozen.store(0, std::memory_order_release);
     set_link(kAnyDevice, false);
+    return_addresses(kWithoutEnd, false);
     update_ports();
   }
   engine_.set_alarm(kWithoutEnd);
@@ -167,6 +191,9 @@ void FaultStates::set_link(std::uint32_t chosen, bool down) {
     if (!covers(chosen, device) || (port.link_down.exchange(down ? 1 : 0) != 0) == down) continue;
     update_ports();  // before the event: a program that receives it may query the port
     engine_.raise_device_event(device, down ? IBV_EVENT_PORT_ERR : IBV_EVENT_PORT_ACTIVE);
+    if (!renumbers_gids_) continue;
+    absent_[device].due_ns = down ? kWithoutEnd : later(monotonic_ns(), kAddressDelayNs);
+    if (down) remove_addresses(device);
   }
 }
 
@@ -177,6 +204,37 @@ void FaultStates::set_gid(const FaultClause& clause) {
     const SharedGid changed = clause.gid_valid ? SharedGid{clause.gid, clause.gid_type, 1} : SharedGid{};
     change_gid(segment_.ports[device], clause.gid_index, changed);
     engine_.raise_device_event(device, IBV_EVENT_GID_CHANGE);
+  }
+}
+
+void FaultStates::remove_addresses(std::uint32_t device) {
+  SharedPort& port = segment_.ports[device];
+  for (std::uint32_t index = kFirstAddressGid; index < kGidTableLength; ++index) {
+    const SharedGid gid = port.gids()[index];
+    if (gid.valid == 0) continue;
+    absent_[device].gids.push_back({index, gid});
+    change_gid(port, index, {});
+    engine_.raise_device_event(device, IBV_EVENT_GID_CHANGE);
+  }
+}
+
+// Those that are due, to entries behind those that they had, as in Linux while QPs still use the old entries, or to the
+// same ones. What finds no empty entry remains absent until the next link that returns.
+void FaultStates::return_addresses(std::uint64_t now, bool to_other_entries) {
+  for (std::uint32_t device = 0; device < devices_; ++device) {
+    AbsentGids& absent = absent_[device];
+    if (absent.gids.empty() || absent.due_ns > now) continue;
+    const std::uint32_t behind = absent.gids.back().index + 1;
+    for (const AbsentGid& returning : std::exchange(absent.gids, {})) {
+      SharedPort& port = segment_.ports[device];
+      const std::optional<std::uint32_t> index = find_empty_gid(port, to_other_entries ? behind : returning.index);
+      if (!index) {
+        absent.gids.push_back(returning);
+        continue;
+      }
+      change_gid(port, *index, returning.gid);
+      engine_.raise_device_event(device, IBV_EVENT_GID_CHANGE);
+    }
   }
 }
 

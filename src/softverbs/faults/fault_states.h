@@ -5,12 +5,14 @@
 #include <infiniband/verbs.h>
 #include <sys/types.h>
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <map>
 #include <vector>
 
 #include "base/mutex.h"
+#include "softverbs/host/device_attributes.h"
 #include "softverbs/host/fault_script.h"
 #include "softverbs/host/layout.h"
 
@@ -39,8 +41,12 @@ bool is_port_open(const Segment& owner, std::uint32_t device, std::uint32_t from
 // Owned by Faults. Thread-safe.
 class FaultStates {
  public:
-  FaultStates(Segment& segment, std::uint32_t devices, FaultActions& actions, Faults& faults)
-      : segment_(segment), devices_(devices), engine_(actions), faults_(faults) {}
+  FaultStates(Segment& segment, const Settings& settings, FaultActions& actions, Faults& faults)
+      : segment_(segment),
+        devices_(settings.devices),
+        renumbers_gids_(settings.renumbers_gids && settings.ethernet),
+        engine_(actions),
+        faults_(faults) {}
 
   // Begins the fault now, or at the clause's time.
   void add(const FaultClause& clause);
@@ -62,21 +68,35 @@ class FaultStates {
     bool ends;
   };
 
+  // The addresses that the GID table of a port has lost with its link.
+  struct AbsentGid {
+    std::uint32_t index;  // that it had
+    SharedGid gid;
+  };
+  struct AbsentGids {
+    std::vector<AbsentGid> gids;
+    std::uint64_t due_ns = kWithoutEnd;  // when they return; kWithoutEnd: the link is down
+  };
+
   void plan(std::uint64_t due_ns, const Action& action) VERBATIM_EXCLUDES(mutex_);
   void perform(const Action& action) VERBATIM_EXCLUDES(mutex_);
   void set_link(std::uint32_t device, bool down) VERBATIM_REQUIRES(mutex_);
   void set_gid(const FaultClause& clause) VERBATIM_REQUIRES(mutex_);
+  void remove_addresses(std::uint32_t device) VERBATIM_REQUIRES(mutex_);
+  void return_addresses(std::uint64_t now, bool to_other_entries) VERBATIM_REQUIRES(mutex_);
   void remove_partitions(const FaultClause& clause) VERBATIM_REQUIRES(mutex_);
   void update_ports() VERBATIM_REQUIRES(mutex_);
   void fail_device(std::uint32_t device) VERBATIM_EXCLUDES(mutex_);
 
   Segment& segment_;
   const std::uint32_t devices_;
+  const bool renumbers_gids_;
   FaultActions& engine_;
   Faults& faults_;
   mutable Mutex mutex_;
   std::multimap<std::uint64_t, Action> actions_ VERBATIM_GUARDED_BY(mutex_);  // by time
   std::vector<FaultClause> partitions_ VERBATIM_GUARDED_BY(mutex_);
+  std::array<AbsentGids, kMaxDevices> absent_ VERBATIM_GUARDED_BY(mutex_);  // by device
   std::atomic<bool> active_{false};
 };
 

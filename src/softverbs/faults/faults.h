@@ -31,7 +31,7 @@ enum class SendDecision {
 class Faults {
  public:
   Faults(Segment& segment, const Settings& settings, FaultActions& actions)
-      : segment_(segment), states_(segment, settings.devices, actions, *this) {}
+      : segment_(segment), states_(segment, settings, actions, *this) {}
 
   // Adds clauses to those that are active.
   void add(const FaultScript& script);

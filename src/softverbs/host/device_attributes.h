@@ -24,6 +24,9 @@ ibv_mtu mtu_of(std::uint32_t bytes);
 // In network order. A device has the same GUID in every process of the host.
 __be64 device_guid(std::uint32_t device);
 
+// On RoCE, the entries before it are of the device itself, and those from it on are of the addresses of its interface.
+constexpr std::uint32_t kFirstAddressGid = 2;
+
 // RoCE: the link-local and the IPv4-mapped address, each as v1 and v2; the other entries are empty. IB: one GID, and
 // with several subnets (device d is in subnet d modulo their number) one with an FLID.
 void fill_port(SharedPort& port, std::uint32_t device, const Settings& settings);

@@ -37,6 +37,7 @@ enum class FaultKind : std::uint8_t {
   kFreeze,
   kThaw,
   kGid,
+  kGidsReturn,  // of a port whose link is up again; no clause of a script
   // Faults of calls
   kFail,
   kSlow,  // calls take longer

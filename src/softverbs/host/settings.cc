@@ -146,6 +146,7 @@ constexpr std::array kProfiles{
                     [](Settings& settings) {
                       settings.atomics = Atomics::kDevice;
                       settings.rq_psn = RqPsn::kAccepted;
+                      settings.renumbers_gids = true;
                     }},
     Option<Profile>{"bnxt_re",
                     [](Settings& settings) {
@@ -153,6 +154,7 @@ constexpr std::array kProfiles{
                       settings.retry_event = RetryEvent{IBV_EVENT_QP_ACCESS_ERR, true};
                       settings.flushes_late = true;
                       settings.has_gpu_atomics = false;
+                      settings.renumbers_gids = true;
                     }},
     Option<Profile>{"irdma",
                     [](Settings& settings) {
@@ -160,6 +162,7 @@ constexpr std::array kProfiles{
                       settings.atomics = Atomics::kDevice;
                       settings.reuses_qps = false;
                       settings.rq_psn = RqPsn::kSet;
+                      settings.renumbers_gids = true;
                       settings.retry_event = RetryEvent{IBV_EVENT_QP_FATAL, false};
                       settings.flushes_late = true;
                     }},
@@ -347,6 +350,7 @@ std::optional<Settings> read_settings() {
   if (!read_option("SOFTVERBS_RETRY_EVENT", kRetryEventOptions, result.retry_event)) return std::nullopt;
   if (!read_choice("SOFTVERBS_FLUSH", "late", "at-once", result.flushes_late)) return std::nullopt;
   if (!read_choice("SOFTVERBS_GPU_ATOMICS", "allowed", "refused", result.has_gpu_atomics)) return std::nullopt;
+  if (!read_choice("SOFTVERBS_GID_TABLE", "renumbered", "fixed", result.renumbers_gids)) return std::nullopt;
   if (!read_option("SOFTVERBS_ATOMICS", kAtomicsOptions, result.atomics)) return std::nullopt;
   if (!read_choice("SOFTVERBS_LOCK_LIMIT", "kernel", "none", result.has_lock_limit)) return std::nullopt;
   if (!read_choice("SOFTVERBS_GPU_COPY", "direct", "staged", result.copies_directly)) return std::nullopt;

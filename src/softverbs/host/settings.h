@@ -67,6 +67,7 @@ struct Settings {
   bool has_gpu_atomics = true;                // SOFTVERBS_GPU_ATOMICS=allowed|refused
   bool has_lock_limit = true;                 // SOFTVERBS_LOCK_LIMIT=kernel|none
   bool copies_directly = true;                // SOFTVERBS_GPU_COPY=direct|staged
+  bool renumbers_gids = false;                // SOFTVERBS_GID_TABLE=renumbered|fixed
   Atomics atomics = Atomics::kHca;            // SOFTVERBS_ATOMICS=hca|glob|device
   RqPsn rq_psn = RqPsn::kExact;               // SOFTVERBS_RQ_PSN=exact|zero|cached|set|accepted
   std::optional<RetryEvent> retry_event;      // SOFTVERBS_RETRY_EVENT=none|fatal-before|fatal-after|...

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "base/unique_fd.h"
 #include "qp_pair_fixture.h"
@@ -366,6 +367,160 @@ TEST(Atomics, OfOneDevice_ExcludeEachOtherOnly) {
       EXPECT_TRUE(has_lost);
     });
   }
+}
+
+// The index of the GID 10.77.0.1 of RoCE v2; nullopt: none.
+std::optional<std::uint32_t> index_of_address(const Device& device) {
+  const std::uint8_t address[] = {10, 77, 0, 1};
+  for (std::uint32_t index = 0; index < static_cast<std::uint32_t>(device.port.gid_tbl_len); ++index) {
+    ibv_gid_entry entry{};
+    if (verbs().query_gid_ex(device.context.get(), 1, index, &entry, 0, sizeof entry) != 0) continue;
+    if (entry.gid_type == IBV_GID_TYPE_ROCE_V2 && std::memcmp(&entry.gid.raw[12], address, sizeof address) == 0)
+      return index;
+  }
+  return std::nullopt;
+}
+
+// Connections of this device use the address of its interface, not the link-local one, which is never removed.
+Device open_by_address(unsigned ordinal = 0) {
+  Device device = open_device(ordinal);
+  device.gid_index = 3;
+  EXPECT_EQ(verbs().query_gid(device.context.get(), 1, device.gid_index, &device.gid), 0);
+  return device;
+}
+
+// Polls while it waits, because the inline engine applies faults only during verbs.
+void expect_events(const Endpoint& idle, const std::vector<ibv_event_type>& types) {
+  ibv_context* const context = idle.device().context.get();
+  for (const ibv_event_type type : types) {
+    for (Wait patience(kPatience); !readable(context->async_fd, 1ms) && !patience.is_over();) {
+      ibv_wc completion{};
+      EXPECT_EQ(ibv_poll_cq(idle.send_cq(), 1, &completion), 0);
+    }
+    expect_async_event(context, type);
+  }
+}
+
+std::optional<std::uint32_t> await_address(const Endpoint& idle) {
+  std::optional<std::uint32_t> index;
+  for (Wait patience(kPatience); !index && !patience.is_over(); index = index_of_address(idle.device())) {
+    EXPECT_TRUE(stays_empty(idle.send_cq(), 1ms));
+  }
+  return index;
+}
+
+constexpr Timers kEndless{.timeout = 0};  // repeats what got no response
+
+TEST(GidTable, Renumbered_AddressesReturnLateAtOtherIndices) {
+  constexpr const char* kFlaps =
+      "link-down device=0 after=1 for=10ms; link-down device=0 after=2 for=10ms; link-down device=0 after=3 for=10ms";
+  check_in_child({{"SOFTVERBS_GID_TABLE", "renumbered"}, {"SOFTVERBS_FAULTS", kFlaps}}, [] {
+    const Device device = open_by_address();
+    EXPECT_EQ(index_of_address(device), 3U);
+    Endpoint a(device, {.timers = kEndless});
+    Endpoint b(device);
+    connect(a, b);
+    EXPECT_EQ(write_from(a), IBV_WC_SUCCESS);
+    for (const std::uint32_t next : {5U, 7U, 3U}) {
+      const Stopwatch since_down;
+      EXPECT_EQ(write_from(a), IBV_WC_SUCCESS);  // the QP goes on, although its address is absent now
+      expect_events(b, {IBV_EVENT_PORT_ERR, IBV_EVENT_GID_CHANGE, IBV_EVENT_GID_CHANGE, IBV_EVENT_PORT_ACTIVE,
+                        IBV_EVENT_GID_CHANGE, IBV_EVENT_GID_CHANGE});
+      EXPECT_GE(since_down.elapsed(), 210ms);
+      EXPECT_EQ(index_of_address(device), next);
+      Endpoint of_old_index(device);
+      of_old_index.to_init();
+      ibv_qp_attr attributes = of_old_index.rtr_attr(a.address());
+      EXPECT_EQ(verbs().modify_qp(of_old_index.qp(), &attributes, kRtrMask), next == 3 ? 0 : EINVAL);
+    }
+  });
+}
+
+TEST(GidTable, Renumbered_NewPeerIsUnreachableUntilTheAddressReturns) {
+  check_in_child({{"SOFTVERBS_GID_TABLE", "renumbered"}, {"SOFTVERBS_FAULTS", "link-down device=0 after=1 for=10ms"}},
+                 [] {
+                   const Device device = open_by_address(0);
+                   const Device other = open_device(1);
+                   Endpoint loop(other);
+                   connect(loop, loop);
+                   Endpoint target(device);
+                   Endpoint sender(other, {.timers = kEndless});
+                   connect(sender, target);
+                   EXPECT_EQ(write_from(loop), IBV_WC_SUCCESS);
+                   const Stopwatch since_down;
+                   EXPECT_EQ(write_from(sender), IBV_WC_SUCCESS);
+                   EXPECT_GE(since_down.elapsed(), 210ms);
+                   EXPECT_EQ(index_of_address(device), 5U);
+                 });
+}
+
+TEST(GidTable, Renumbered_AddressesAreAbsentWhileTheLinkIsDown) {
+  check_in_child({{"SOFTVERBS_GID_TABLE", "renumbered"}, {"SOFTVERBS_FAULTS", "link-down device=0 after=1"}}, [] {
+    Pair pair(kTwoAttempts);
+    EXPECT_EQ(write_to_peer(pair), IBV_WC_SUCCESS);
+    EXPECT_EQ(write_to_peer(pair), IBV_WC_RETRY_EXC_ERR);
+    EXPECT_EQ(index_of_address(pair.device), std::nullopt);
+    ibv_gid_entry of_device_itself{};
+    EXPECT_EQ(verbs().query_gid_ex(pair.device.context.get(), 1, 1, &of_device_itself, 0, sizeof of_device_itself), 0);
+  });
+}
+
+// Writes on another device begin the faults of device 0.
+void write_on_loop(std::size_t count) {
+  const Device other = open_device(1);
+  Endpoint loop(other);
+  connect(loop, loop);
+  for (std::size_t i = 0; i < count; ++i) EXPECT_EQ(write_from(loop), IBV_WC_SUCCESS);
+}
+
+TEST(GidTable, Renumbered_LinkThatFailsAgainKeepsTheAddressesAway) {
+  constexpr const char* kFlaps = "link-down device=0 after=1; link-up after=2; link-down device=0 after=3 for=150ms";
+  check_in_child({{"SOFTVERBS_GID_TABLE", "renumbered"}, {"SOFTVERBS_FAULTS", kFlaps}}, [] {
+    const Device device = open_device(0);
+    const Endpoint idle(device);
+    const Stopwatch since_down;
+    write_on_loop(4);
+    expect_events(idle, {IBV_EVENT_PORT_ERR, IBV_EVENT_GID_CHANGE, IBV_EVENT_GID_CHANGE, IBV_EVENT_PORT_ACTIVE,
+                         IBV_EVENT_PORT_ERR, IBV_EVENT_PORT_ACTIVE});
+    EXPECT_EQ(await_address(idle), 5U);
+    EXPECT_GE(since_down.elapsed(), 350ms);
+  });
+}
+
+TEST(GidTable, Renumbered_ClearReturnsAddressesToTheirEntries) {
+  check_in_child({{"SOFTVERBS_GID_TABLE", "renumbered"}, {"SOFTVERBS_FAULTS", "link-down device=0; clear"}},
+                 [] { EXPECT_EQ(index_of_address(open_device()), 3U); });
+}
+
+TEST(GidTable, Renumbered_AddressesThatFindNoEntryReturnWithTheNextLink) {
+  std::string faults = "link-down; ";
+  for (const char* index : {"2", "3", "4", "5", "6", "7"})
+    faults += std::string("gid device=0 address=10.0.0.9 type=rocev2 index=") + index + "; ";
+  faults += "link-up; link-down device=0 after=1 for=10ms";
+  check_in_child({{"SOFTVERBS_GID_TABLE", "renumbered"}, {"SOFTVERBS_FAULTS", faults}}, [] {
+    const Device device = open_device(0);
+    const Device other = open_device(1);
+    const Endpoint idle(other);
+    expect_events(idle, {IBV_EVENT_GID_CHANGE, IBV_EVENT_GID_CHANGE});  // then it is too late for those of device 0
+    EXPECT_EQ(index_of_address(device), std::nullopt);
+    write_on_loop(2);
+    EXPECT_EQ(await_address(Endpoint(device)), 3U);
+  });
+}
+
+TEST(GidTable, Renumbered_InfinibandKeepsItsGids) {
+  check_in_child({{"SOFTVERBS_GID_TABLE", "renumbered"},
+                  {"SOFTVERBS_LINK_LAYER", "ib"},
+                  {"SOFTVERBS_FAULTS", "gid device=1 index=2 address=fe80::9 type=ib; link-down device=1"}},
+                 [] {
+                   int count = 0;
+                   ibv_device** const list = verbs().get_device_list(&count);
+                   ASSERT_EQ(count, 2);
+                   const Context context(verbs().open_device(list[1]));
+                   verbs().free_device_list(list);
+                   ibv_gid_entry entry{};
+                   EXPECT_EQ(verbs().query_gid_ex(context.get(), 1, 2, &entry, 0, sizeof entry), 0);
+                 });
 }
 
 // What drivers and kernels without dma-bufs return, and those that cannot map one.
