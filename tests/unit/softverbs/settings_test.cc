@@ -134,6 +134,39 @@ TEST_F(SettingsParser, Profile_SetsWhatOtherVariablesOverride) {
   unsetenv("SOFTVERBS_EMPTY_WRITE");
 }
 
+TEST_F(SettingsParser, BehaviourOfDrivers_HasSettings) {
+  expect_accepted("SOFTVERBS_PROFILE", "standard", [](const Settings& s) {
+    return s.reuses_qps && s.rq_psn == RqPsn::kExact && !s.retry_event && !s.flushes_late && s.has_gpu_atomics &&
+           !s.renumbers_gids && s.atomics == Atomics::kHca;
+  });
+  expect_accepted("SOFTVERBS_PROFILE", "mlx5", [](const Settings& s) {
+    return s.rq_psn == RqPsn::kAccepted && !s.retry_event && !s.flushes_late && s.has_gpu_atomics && s.renumbers_gids &&
+           s.atomics == Atomics::kDevice;
+  });
+  expect_accepted("SOFTVERBS_PROFILE", "bnxt_re", [](const Settings& s) {
+    return s.rq_psn == RqPsn::kZero && s.retry_event && s.flushes_late && !s.has_gpu_atomics && s.renumbers_gids &&
+           s.atomics == Atomics::kHca;
+  });
+  expect_accepted("SOFTVERBS_PROFILE", "irdma", [](const Settings& s) {
+    return s.rq_psn == RqPsn::kSet && s.retry_event && s.flushes_late && s.has_gpu_atomics && s.renumbers_gids &&
+           s.atomics == Atomics::kDevice;
+  });
+  expect_accepted("SOFTVERBS_QP_REUSE", "refused", [](const Settings& s) { return !s.reuses_qps; });
+  expect_accepted("SOFTVERBS_RQ_PSN", "cached", [](const Settings& s) { return s.rq_psn == RqPsn::kCached; });
+  expect_accepted("SOFTVERBS_RETRY_EVENT", "access-after", [](const Settings& s) {
+    return s.retry_event && s.retry_event->type == IBV_EVENT_QP_ACCESS_ERR && !s.retry_event->is_first;
+  });
+  expect_accepted("SOFTVERBS_RETRY_EVENT", "none", [](const Settings& s) { return !s.retry_event; });
+  expect_accepted("SOFTVERBS_FLUSH", "late", [](const Settings& s) { return s.flushes_late; });
+  expect_accepted("SOFTVERBS_GPU_ATOMICS", "refused", [](const Settings& s) { return !s.has_gpu_atomics; });
+  expect_accepted("SOFTVERBS_GID_TABLE", "renumbered", [](const Settings& s) { return s.renumbers_gids; });
+  expect_accepted("SOFTVERBS_ATOMICS", "device", [](const Settings& s) { return s.atomics == Atomics::kDevice; });
+  for (const char* name : {"SOFTVERBS_QP_REUSE", "SOFTVERBS_RQ_PSN", "SOFTVERBS_RETRY_EVENT", "SOFTVERBS_FLUSH",
+                           "SOFTVERBS_GPU_ATOMICS", "SOFTVERBS_GID_TABLE", "SOFTVERBS_ATOMICS"}) {
+    expect_refused(name, "other");
+  }
+}
+
 TEST_F(SettingsParser, UnknownChoice_IsRefused) {
   for (const char* value : {"mlx4", "MLX5", "mlx5 ", "mlx5,irdma"}) expect_refused("SOFTVERBS_PROFILE", value);
   expect_refused("SOFTVERBS_GPU_MEMORY", "all");
