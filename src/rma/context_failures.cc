@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include "net/diagnose/diagnosis.h"
+#include "net/transfer/endpoint.h"
 #include "rma/context_posting.h"
 #include "rma/work_id.h"
 #include "verbs/device.h"
@@ -36,14 +37,7 @@ PathFacts ContextSet::known_facts(const PeerQueue& queue) const {
   const Device& device = *port.device;
   const std::uint64_t completed = queue.counts.all_completed();
   PathFacts facts;
-  facts.local = {.host = parts_.host_name,
-                 .device = device.name(),
-                 .port = port.port_num,
-                 .gid_index = port.gid.index,
-                 .gid = port.gid.gid,
-                 .qp = queue.qp_of(lane)->qp_num,
-                 .mtu = port.active_mtu,
-                 .roce_version = port.gid.version};
+  facts.local = path_end(parts_.host_name, port, port.gid, queue.qp_of(lane)->qp_num);
   facts.roce = port.is_roce();
   facts.completed_counts = {completed, queue.counts.all_bytes(), completed != 0};
   facts.timeout = parts_.config.timeout;

@@ -173,7 +173,7 @@ struct PeerQueue {
 // A lane to one rank.
 struct LanePath {
   PathEnd remote;                  // without QP
-  QpConnection connection;         // without what differs between contexts and rounds
+  QpConnection connection;         // as it was at set-up; the QP and the PSNs are not in it
   std::vector<wire::HelloQp> qps;  // by context
 };
 

@@ -129,18 +129,18 @@ std::uint8_t initiator_reads(const Device& device) {
 Result<ConnectedQp> connect_qp(ibv_qp* qp, const Port& port, const QpConnection& connection, const Config& config) {
   const QpAddress& remote = connection.remote;
   ConnectedQp connected;
-  if (connection.ece) {
-    ibv_ece options = *connection.ece;
-    const Result<bool> accepted = call_ece("ibv_set_ece", port.device->verbs().set_ece, qp, options);
-    if (!accepted) return accepted.error();
-    connected.ece = *accepted;
-  }
   if ((remote.link_layer == IBV_LINK_LAYER_ETHERNET) != port.is_roce()) {
     return Error{ErrorKind::kRemote, EPROTONOSUPPORT, "link layers of both ends"};
   }
   if (port.is_roce()) {
     const char* const mismatch = gid_mismatch(port.gid, {0, remote.gid, remote.roce_version});
     if (mismatch != nullptr) return Error{ErrorKind::kRemote, 0, mismatch, false, SetupStep::kMatchGids};
+  }
+  if (connection.ece) {
+    ibv_ece options = *connection.ece;
+    const Result<bool> accepted = call_ece("ibv_set_ece", port.device->verbs().set_ece, qp, options);
+    if (!accepted) return accepted.error();
+    connected.ece = *accepted;
   }
   ibv_qp_attr rtr = {};
   rtr.qp_state = IBV_QPS_RTR;
@@ -172,8 +172,9 @@ Result<ConnectedQp> connect_qp(ibv_qp* qp, const Port& port, const QpConnection&
   rts.max_rd_atomic = std::min(initiator_reads(*port.device), connection.peer_reads);
   constexpr int kRtsMask =
       IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC;
-  if (const Status moved = modify(qp, *port.device, rts, kRtsMask, "ibv_modify_qp to RTS"); !moved)
-    return moved.error();
+  const Status moved = modify(qp, *port.device, rts, kRtsMask, "ibv_modify_qp to RTS");
+  if (!moved) static_cast<void>(to_error(qp, *port.device));  // in RTR it would execute what the peer sends
+  if (!moved) return moved.error();
   const Mlx5Capabilities& mlx5 = port.device->mlx5_capabilities();
   const std::size_t index = connection.lag_index.value_or(mlx5.num_lag_ports);
   if (mlx5.num_lag_ports < 2 || index >= mlx5.num_lag_ports || mlx5.modify_qp_lag_port == nullptr) return connected;
@@ -217,7 +218,7 @@ std::uint32_t flow_label(std::uint64_t connection, std::size_t qp, std::size_t q
 std::optional<std::size_t> lag_index(const Device& device, std::uint64_t connection, std::size_t qp, std::size_t qps) {
   const std::size_t ports = device.mlx5_capabilities().num_lag_ports;
   if (ports < 2 || qps < ports) return std::nullopt;
-  return ((connection >> 32) % ports + qp) % ports;
+  return ((connection >> 48) % ports + qp) % ports;  // not by the bits of flow_label: a label takes any port
 }
 
 Status to_error(ibv_qp* qp, const Device& device) {

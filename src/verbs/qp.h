@@ -81,9 +81,9 @@ struct ConnectedQp {
   std::uint8_t lag_port = 0;  // the number of the port, lag_index + 1; 0: the driver or the firmware decides
 };
 
-// INIT -> RTR -> RTS. A peer with another link layer, or on RoCE with a GID of another type, is refused without a verbs
-// call. Of other failures sys_errno gives the cause (ETIMEDOUT, ENETUNREACH: no route or neighbour; EINVAL, ENODEV: GID
-// index).
+// INIT -> RTR -> RTS, or ERR if RTS is refused. A peer with another link layer, or on RoCE with a GID of another type,
+// is refused without a verbs call. Of other failures sys_errno gives the cause (ETIMEDOUT, ENETUNREACH: no route or
+// neighbour; EINVAL, ENODEV: GID index).
 Result<ConnectedQp> connect_qp(ibv_qp* qp, const Port& port, const QpConnection& connection, const Config& config);
 // On RoCE the kernel resolves the peer's address in ibv_modify_qp to RTR, and fails when it has got no answer for a
 // second. The same call may succeed later.

@@ -69,5 +69,9 @@ std::string describe_completion(const ibv_wc& completion, const char* status_tex
 // "IBV_WC_RETRY_EXC_ERR"
 const char* wc_status_name(ibv_wc_status status);
 const char* event_name(ibv_event_type type);
+// Whether the event says that a QP has gone to ERR.
+constexpr bool is_qp_event(ibv_event_type type) {
+  return type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR;
+}
 
 }  // namespace verbatim

@@ -41,21 +41,17 @@ void fail_device(ConnectionTable& table, const Device& device, std::uint32_t ind
 
 void set_comm_events(ConnectionTable& table, const Device& device, std::uint32_t index, const ibv_async_event& event) {
   const ibv_event_type type = event.event_type;
-  const bool ends_qp = type == IBV_EVENT_QP_FATAL || type == IBV_EVENT_QP_REQ_ERR || type == IBV_EVENT_QP_ACCESS_ERR;
+  const bool ends_qp = is_qp_event(type);
   const MutexLock lock(table.mutex);
   if (type == IBV_EVENT_DEVICE_FATAL) return fail_device(table, device, index);
-  if (type == IBV_EVENT_PORT_ERR) {
+  const bool down = type == IBV_EVENT_PORT_ERR;
+  if (down || type == IBV_EVENT_PORT_ACTIVE) {
+    const auto port = static_cast<std::uint8_t>(event.element.port_num);
     for (auto& [fd, connection] : table.connections) {
-      if (!connection.comm->can_lose_lanes()) continue;
-      connection.comm->port_down(device, static_cast<std::uint8_t>(event.element.port_num));
-      table.mark_changed(connection);
-    }
-    table.poller.wake();
-  }
-  if (type == IBV_EVENT_PORT_ACTIVE) {
-    for (auto& [fd, connection] : table.connections) {
-      if (!connection.comm->uses(device)) continue;
-      connection.comm->port_up(device, static_cast<std::uint8_t>(event.element.port_num));
+      Comm& comm = *connection.comm;
+      if (down ? !comm.can_lose_lanes() : !comm.uses(device)) continue;
+      if (down) comm.port_down(device, port);
+      if (!down) comm.port_up(device, port);
       table.mark_changed(connection);
     }
     table.poller.wake();
@@ -65,8 +61,10 @@ void set_comm_events(ConnectionTable& table, const Device& device, std::uint32_t
   for (const auto& [fd, connection] : table.connections) {
     Comm& comm = *connection.comm;
     if (!(ends_qp ? comm.uses(*event.element.qp) : comm.uses(*event.element.cq))) continue;
-    comm.set_device_event(type, device);
     found = true;
+    // With several lanes the completions and VERBATIM_LANE_TIMEOUT_MS decide: bnxt_re and irdma report used up retries
+    // as an event of the QP, too.
+    if (!ends_qp || !comm.can_lose_lanes()) comm.set_device_event(type, device);
   }
   if (!found) table.earlier_failures[index].unowned_queue = true;
 }

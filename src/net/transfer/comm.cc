@@ -65,6 +65,7 @@ std::unique_ptr<ProfilerEvents> Comm::make_profiler_events() const {
 }
 
 void Comm::set_device_event(ibv_event_type event, const Device& device) {
+  if (is_qp_event(event) && failure_state_.has(CommEvent::kDeviceFailed)) return;  // the earlier one says more
   const std::span<const Port* const> ports = endpoint_.ports();
   const auto port = std::find_if(ports.begin(), ports.end(), [&](const Port* one) { return one->device == &device; });
   failure_state_.set_device_event(event, endpoint_.qp_on_port(static_cast<std::size_t>(port - ports.begin())));

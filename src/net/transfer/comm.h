@@ -440,6 +440,7 @@ class Comm {
   const CommKind kind_;
   SingleWriter<std::uint32_t> polls_without_answer_;
   std::uint64_t peer_end_detected_ns_ = 0;
+  std::uint64_t device_event_ns_ = 0;        // when a call has found the first one
   SingleWriter<std::uint32_t> probes_left_;  // outstanding
   SingleWriter<std::uint32_t> probes_answered_;
   bool probe_was_answered_ = false;  // one of several that are outstanding

@@ -12,10 +12,9 @@
 namespace verbatim {
 namespace {
 
-// Comm events come by TCP, data by RDMA: data that the peer sent before it ended may still arrive for this long.
-constexpr std::uint64_t kArrivalGraceNs = 200 * kNanosecondsPerMillisecond;
-// A flushed work request is a consequence: the device's event that names the cause may come this much later.
-constexpr std::uint64_t kEventWaitNs = 200 * kNanosecondsPerMillisecond;
+// Data, completions, events of the device and messages of the peer come by different ways. What names the cause, and
+// data that the peer sent before it ended, may come this much later than the first sign of a failure.
+constexpr std::uint64_t kLateCauseNs = 200 * kNanosecondsPerMillisecond;
 constexpr unsigned kEventPollIntervalUs = 1000;
 
 }  // namespace
@@ -38,6 +37,9 @@ void Comm::post_probes() noexcept {
 void Comm::process_events(bool waits_for_message) noexcept {
   if ((slow_path_flags() & kProbing) != 0 && !waits_for_message) ++polls_without_answer_;  // waits: the poll is counted
   if (failure_state_.has(CommEvent::kDeviceFailed)) {
+    if (device_event_ns_ == 0) device_event_ns_ = monotonic_ns();
+    // The completion that comes with the event of a QP says more.
+    if (is_qp_event(failure_state_.device_event()) && monotonic_ns() - device_event_ns_ < kLateCauseNs) return;
     return fail(ErrorKind::kSystem, "device", [&] { return device_event(); });
   }
   constexpr auto kProbe = static_cast<std::uint32_t>(CommEvent::kProbePeer);
@@ -52,7 +54,7 @@ void Comm::process_events(bool waits_for_message) noexcept {
   if (!waits_for_message && !has_reason && nothing_pending) return;
   const std::uint64_t now = monotonic_ns();
   if (peer_end_detected_ns_ == 0) peer_end_detected_ns_ = now;
-  if (!failed_by_monitor && now - peer_end_detected_ns_ < kArrivalGraceNs) return;
+  if (!failed_by_monitor && now - peer_end_detected_ns_ < kLateCauseNs) return;
   const ErrorKind kind = has_reason ? failure_state_.reason_kind() : ErrorKind::kRemote;
   fail(kind, "peer", [&] { return peer_ended(); });
 }
@@ -154,7 +156,7 @@ void Comm::fail_completion(const ibv_wc& completion, std::size_t qp, const Faile
 // for an idle application reads the device's events itself: they do not come while it waits.
 bool Comm::wait_for_device_event() const {
   if ((failure_state_.acquire_flags() & kMonitorActs) != 0) return failure_state_.has(CommEvent::kDeviceFailed);
-  const std::uint64_t end = monotonic_ns() + kEventWaitNs;
+  const std::uint64_t end = monotonic_ns() + kLateCauseNs;
   while (!failure_state_.has(CommEvent::kDeviceFailed) && monotonic_ns() < end) ::usleep(kEventPollIntervalUs);
   return failure_state_.has(CommEvent::kDeviceFailed);
 }

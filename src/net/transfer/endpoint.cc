@@ -89,6 +89,17 @@ QpPath path_to(const wire::HelloDevice& peer, const Port& port, const Config& co
           .service_level = config.service_level.value_or(static_cast<std::uint8_t>(given & 0xf))};
 }
 
+PathEnd path_end(const std::string& host, const Port& port, const GidEntry& gid, std::uint32_t qp) {
+  return {.host = host,
+          .device = port.device->name(),
+          .port = port.port_num,
+          .gid_index = gid.index,
+          .gid = gid.gid,
+          .qp = qp,
+          .mtu = port.active_mtu,
+          .roce_version = gid.version};
+}
+
 std::uint32_t max_message_bytes(const Port& port) {
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(port.max_msg_bytes, kMaxPieceBytes));
 }
@@ -149,8 +160,7 @@ Result<bool> Endpoint::connect(const wire::Hello& remote, const Config& config, 
                             .peer_reads = peer.responder_reads};
     connection.remote.qp_num = peer_qp.number;
     if (ece_) connection.ece = ece_of(peer_qp);
-    const std::size_t ports = ports_.size();
-    connection.lag_index = lag_index(*port.device, remote.attempt, i / ports, qps_.size() / ports);
+    connection.lag_index = lag_index(*port.device, remote.attempt, i / ports_.size(), qps_.size() / ports_.size());
     const Result<ConnectedQp> connected = connect_qp(end.qp.get(), port, connection, config);
     if (!connected) {
       if (!is_unresolved(connected.error())) return connected.error();
@@ -219,15 +229,7 @@ PathFacts Endpoint::path(std::size_t qp, const std::string& host) const {
   const EndpointQp& end = qps_[qp];
   const Port& port = *ports_[end.device];
   PathFacts facts;
-  facts.local.host = host;
-  facts.local.device = port.device->name();
-  facts.local.port = port.port_num;
-  const GidEntry& own = gid(qp);
-  facts.local.gid_index = own.index;
-  facts.local.gid = own.gid;
-  facts.local.roce_version = own.version;
-  facts.local.qp = end.qp->qp_num;
-  facts.local.mtu = port.active_mtu;
+  facts.local = path_end(host, port, gid(qp), end.qp->qp_num);
   facts.roce = port.is_roce();
   facts.mtu = end.path.mtu;
   facts.traffic_class = end.path.traffic_class;

@@ -163,6 +163,8 @@ wire::HelloQp hello_of(ibv_qp* qp, const Device& device, bool ece);
 QpAddress address_of(const wire::HelloDevice& peer, RoceVersion version);
 std::optional<ibv_ece> ece_of(const wire::HelloQp& peer);
 QpPath path_to(const wire::HelloDevice& peer, const Port& port, const Config& config, int traffic_class);
+// One end of a path, for messages.
+PathEnd path_end(const std::string& host, const Port& port, const GidEntry& gid, std::uint32_t qp);
 // Limit of one work request.
 std::uint32_t max_message_bytes(const Port& port);
 

@@ -22,12 +22,13 @@ Status FlushQueue::prepare(Comm& comm, const Endpoint& endpoint, const Config& c
                            const std::byte* target, std::size_t& port) {
   auto state = std::make_unique<State>();
   state->target = reinterpret_cast<std::uint64_t>(target);
-  for (port = 0; port < endpoint.ports().size(); ++port) {
-    state->target_lkeys.push_back(control.lkey(port));
+  for (std::size_t i = 0; i < endpoint.ports().size(); ++i) {
+    port = i;
+    state->target_lkeys.push_back(control.lkey(i));
     state->qps.emplace_back();
-    if (is_left_out(port)) continue;
+    if (is_left_out(i)) continue;
     const std::uint32_t psn = first_psn(endpoint.remote().attempt, 0);
-    Result<UniqueQp> qp = make_flush_qp(*endpoint.ports()[port], endpoint.cqs()[port].get(), psn, config);
+    Result<UniqueQp> qp = make_flush_qp(*endpoint.ports()[i], endpoint.cqs()[i].get(), psn, config);
     if (!qp) return qp.error();
     state->qps.back() = std::move(*qp);
   }

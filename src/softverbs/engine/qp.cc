@@ -364,11 +364,11 @@ int query_qp(Qp& qp, ibv_qp_attr& attributes, ibv_qp_init_attr& init) {
   MutexLock modify(qp.modify_mutex);
   qp.shared->counters.queries.add(1);
   attributes = qp.attributes;
-  attributes.qp_state = attributes.cur_qp_state = qp.ibv_qp::state = qp.current_state();
   attributes.path_mig_state = IBV_MIG_MIGRATED;
   attributes.cap = qp.cap;
   {
     SharedLockGuard lock(qp.shared->lock, qp.process->me());
+    attributes.qp_state = attributes.cur_qp_state = qp.ibv_qp::state = qp.current_state();
     attributes.rq_psn = queried_rq_psn(qp, qp.attributes);
   }
   init = {};

@@ -150,6 +150,7 @@ constexpr std::array kProfiles{
                     }},
     Option<Profile>{"bnxt_re",
                     [](Settings& settings) {
+                      settings.atomics = Atomics::kGlob;
                       settings.rq_psn = RqPsn::kZero;
                       settings.retry_event = RetryEvent{IBV_EVENT_QP_ACCESS_ERR, true};
                       settings.flushes_late = true;

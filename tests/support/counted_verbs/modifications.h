@@ -1,5 +1,5 @@
-// The ibv_modify_qp calls of this process while an object of the class is there. The plugin's verbs library is
-// counted_verbs; only one object at a time.
+// The ibv_modify_qp calls of this process, also those that fail, while an object of the class is there. The plugin's
+// verbs library is counted_verbs; only one object at a time.
 #pragma once
 
 #include <dlfcn.h>

@@ -298,7 +298,7 @@ TEST_F(EndpointTest, Lag_QpsOfConnectionUseAllPorts) {
       Result<Endpoint> endpoint = create({&port}, qps);
       ASSERT_TRUE(endpoint);
       wire::Hello hello = remote(qps);
-      hello.attempt = attempt << 32 | 1;  // those of a process are odd
+      hello.attempt = attempt << 48 | 1;  // those of a process are odd
       Result<bool> connected = false;
       while (connected && !*connected) connected = connect(*endpoint, hello, config_);
       ASSERT_TRUE(connected);

@@ -517,6 +517,23 @@ TEST(FailureReport, ReceiveBufferDeregistered_IsReportedAtBothEnds) {
   EXPECT_EQ(lines.size(), 2U);
 }
 
+// bnxt_re and irdma raise an event, too, when retries are used up. The event alone would blame the key or the device.
+TEST(FailureReport, EventComesBeforeItsCompletion_CompletionIsReported) {
+  test::Variables variables = with_faults("drop-request op=write_imm times=all");
+  variables.emplace_back("VERBATIM_TIMEOUT", "14");  // 67 ms
+  variables.emplace_back("VERBATIM_RETRY_CNT", "0");
+  const Lines lines = warnings_of(test::check_in_child(variables, [] {
+    Stream stream;
+    ASSERT_NE(stream.announce(), nullptr);
+    EXPECT_TRUE(ConnectedComms::eventually([&] { return stream.post() != nullptr; }));
+    SendComm& sender = stream.link().send();
+    sender.set_device_event(IBV_EVENT_QP_ACCESS_ERR, *sender.endpoint().ports()[0]->device);
+    EXPECT_TRUE(ConnectedComms::fails(sender));
+  }));
+  ASSERT_EQ(lines.size(), 1U);
+  EXPECT_TRUE(lines[0].starts_with("sending 64 bytes failed with transport retry counter exceeded")) << lines[0];
+}
+
 TEST(FailureReport, PeerClosed_IsNamed) {
   const Lines lines = warnings_under("seed=1", [](Stream& stream) {
     stream.exchange(3);

@@ -145,7 +145,7 @@ TEST_F(SettingsParser, BehaviourOfDrivers_HasSettings) {
   });
   expect_accepted("SOFTVERBS_PROFILE", "bnxt_re", [](const Settings& s) {
     return s.rq_psn == RqPsn::kZero && s.retry_event && s.flushes_late && !s.has_gpu_atomics && s.renumbers_gids &&
-           s.atomics == Atomics::kHca;
+           s.atomics == Atomics::kGlob;
   });
   expect_accepted("SOFTVERBS_PROFILE", "irdma", [](const Settings& s) {
     return s.rq_psn == RqPsn::kSet && s.retry_event && s.flushes_late && s.has_gpu_atomics && s.renumbers_gids &&

@@ -85,7 +85,7 @@ TEST(Mlx5, Lag_QpIsAssignedToPort) {
   ASSERT_TRUE(device);
   EXPECT_EQ(lag_index(**device, 0, 0, 1), std::nullopt) << "fewer QPs than ports";
   EXPECT_EQ(lag_index(**device, 0, 1, 2), 1U);
-  EXPECT_EQ(lag_index(**device, std::uint64_t{1} << 32, 1, 2), 0U) << "another connection begins with another port";
+  EXPECT_EQ(lag_index(**device, std::uint64_t{1} << 48, 1, 2), 0U) << "another connection begins with another port";
   EXPECT_EQ(lag_port_of(**device, 0), 1);
   EXPECT_EQ(lag_port_of(**device, 1), 2);
   EXPECT_EQ(lag_port_of(**device, 0), 0) << "refused by the driver";

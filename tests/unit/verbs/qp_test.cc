@@ -270,10 +270,24 @@ TEST_F(QpTest, AddressOfQp_SaysWhetherPortDemandsGrh) {
 TEST_F(QpTest, ConnectBetweenLinkLayers_IsRejected) {
   const RcQp qp = create();
   static_cast<void>(modified());
-  const Result<ConnectedQp> connected = connect_qp(qp.qp.get(), port_, {.remote = kInfinibandRemote}, config_);
+  const QpConnection connection{.remote = kInfinibandRemote, .ece = ibv_ece{0x15b3, 7, 0}};
+  const Result<ConnectedQp> connected = connect_qp(qp.qp.get(), port_, connection, config_);
   ASSERT_FALSE(connected);
   EXPECT_EQ(connected.error().kind, ErrorKind::kRemote);
   EXPECT_TRUE(modified().empty());
+  EXPECT_FALSE(fake_.ece_set);
+}
+
+// In RTR it would execute what the peer sends.
+TEST_F(QpTest, RtsIsRefused_QpGoesToErr) {
+  const RcQp qp = create();
+  int calls = 0;
+  fake_.on_modify_qp = [&calls] { return ++calls == 2 ? EIO : 0; };
+  const Result<ConnectedQp> connected = connect_qp(qp.qp.get(), port_, {.remote = kRoceRemote}, config_);
+  ASSERT_FALSE(connected);
+  EXPECT_STREQ(connected.error().operation, "ibv_modify_qp to RTS");
+  EXPECT_EQ(connected.error().sys_errno, EIO);
+  EXPECT_EQ(last().qp_state, IBV_QPS_ERR);
 }
 
 TEST_F(QpTest, ConnectBetweenGidTypes_IsRejected) {
