@@ -28,13 +28,9 @@ TEST(RmaQps, Puts_HaveFlowLabelsAndPsnsOfTheirOwn) {
       EXPECT_EQ(labels.count(label), 2U) << "the same at both ends, and another one for each context";
       EXPECT_EQ(label - *labels.begin(), label % kLabelledContexts) << "eight that follow one another use all paths";
     }
-    std::set<std::uint32_t> expected;
-    std::set<std::uint32_t> first;
-    for (const ibv_qp_attr& attributes : modifications.that_set(IBV_QP_RQ_PSN)) expected.insert(attributes.rq_psn);
-    for (const ibv_qp_attr& attributes : modifications.that_set(IBV_QP_SQ_PSN)) first.insert(attributes.sq_psn);
-    EXPECT_EQ(expected, first);
-    EXPECT_EQ(expected.size(), 2U) << "one for each rank";
-    psns.merge(expected);
+    EXPECT_EQ(modifications.expected_psns(), modifications.first_psns());
+    EXPECT_EQ(modifications.first_psns().size(), 2U) << "one for each rank";
+    psns.merge(modifications.first_psns());
   }
   EXPECT_EQ(psns.size(), 4U);
 }

@@ -5,8 +5,10 @@
 #include <dlfcn.h>
 #include <infiniband/verbs.h>
 
+#include <cstdint>
 #include <cstdlib>
 #include <mutex>
+#include <set>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -39,6 +41,9 @@ class Modifications {
   Modifications(const Modifications&) = delete;
   Modifications& operator=(const Modifications&) = delete;
 
+  // The PSNs of the first packets that QPs expect, and of those that they send.
+  std::set<std::uint32_t> expected_psns() const { return numbers(IBV_QP_RQ_PSN, &ibv_qp_attr::rq_psn); }
+  std::set<std::uint32_t> first_psns() const { return numbers(IBV_QP_SQ_PSN, &ibv_qp_attr::sq_psn); }
   // The attributes of the calls that set all of `mask`.
   std::vector<ibv_qp_attr> that_set(int mask) const {
     const std::lock_guard lock(calls().mutex);
@@ -50,6 +55,12 @@ class Modifications {
   }
 
  private:
+  std::set<std::uint32_t> numbers(int mask, std::uint32_t ibv_qp_attr::*field) const {
+    std::set<std::uint32_t> found;
+    for (const ibv_qp_attr& attributes : that_set(mask)) found.insert(attributes.*field);
+    return found;
+  }
+
   // Longer than any object: a call of another thread may be under way when one ends.
   struct Calls {
     std::mutex mutex;
