@@ -1,5 +1,4 @@
-// Shared by the fuzzers. Each defines LLVMFuzzerTestOneInput; without libFuzzer the main in replay.cc runs it on the
-// corpus.
+// Shared by the fuzzers. Each defines LLVMFuzzerTestOneInput.
 #pragma once
 
 #include <cstddef>
