@@ -82,7 +82,7 @@ TEST(DriverContexts, ForkWithoutExec_LeavesTheChildWithoutADriver) {
       CUdeviceptr address = 0;
       std::vector<unsigned char> host(100);
       const bool fails = cuda.cuMemAlloc_v2(&address, 100) == CUDA_ERROR_NOT_INITIALIZED &&
-                         cuda.cuMemcpyDtoH_v2(&host[1000], memory, 100) == CUDA_ERROR_NOT_INITIALIZED;
+                         cuda.cuMemcpyDtoH_v2(host.data(), memory, 100) == CUDA_ERROR_NOT_INITIALIZED;
       _exit(fails ? 0 : 1);
     }
     int status = -1;
@@ -202,7 +202,7 @@ TEST(StandinKernels, WhileOneSpins_OnlyPinnedCopiesOnNonBlockingStreamsGoOn) {
         {"synchronize", [&] { return cuda.cuCtxSynchronize(); }},
         {"memset", [&] { return cuda.cuMemsetD8Async(memory, 0, 100, stream); }},
         {"copy to", [&] { return cuda.cuMemcpyHtoD_v2(memory, host.data(), 100); }},
-        {"copy from", [&] { return cuda.cuMemcpyDtoH_v2(&host[1000], memory, 100); }},
+        {"copy from", [&] { return cuda.cuMemcpyDtoH_v2(host.data(), memory, 100); }},
         {"pageable", [&] { return cuda.cuMemcpyHtoDAsync_v2(memory, &pageable[100'000], 100, stream); }},
         {"null stream", [&] { return cuda.cuStreamSynchronize(legacy); }},
         {"create", [&] { return cuda.cuMemCreate(&handle, 2 << 20, &properties, 0); }},
