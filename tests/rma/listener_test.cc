@@ -189,13 +189,17 @@ TEST_F(RmaListener, HelloIsLateAndConnectionIsReset_RankConnectsAgain) {
                                                                          wire::kHandleBytes));
     rank.barrier();
     await_refused_connect(own.address);
+    // A process that is stopped and goes on gets EINTR, because the wait has a limit.
+    const auto accept = [&] {
+      return UniqueFd(static_cast<int>(TEMP_FAILURE_RETRY(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC))));
+    };
     const auto accept_with_hello = [&] {
-      UniqueFd socket(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC));
+      UniqueFd socket = accept();
       std::uint8_t first = 0;
       EXPECT_EQ(::recv(socket.get(), &first, 1, MSG_PEEK), 1);
       return socket;
     };
-    UniqueFd accepted(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC));  // the filler
+    UniqueFd accepted = accept();  // the filler
     accepted = accept_with_hello();
     verbatim::close_with_reset(accepted);
     accepted = accept_with_hello();

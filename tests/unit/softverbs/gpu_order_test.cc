@@ -225,13 +225,16 @@ TEST_P(GpuOrderBetweenProcesses, ManyWritesInFlight_CompleteInOrderWithTheirByte
     for (std::size_t i = 0; i < kPieces; ++i) {
       ASSERT_EQ(pair.post_write(i * kPieceBytes, kPieceBytes, i, IBV_WR_RDMA_WRITE_WITH_IMM), 0);
     }
+    // The inline engine of this process moves the bytes, while this process makes calls.
+    std::vector<ibv_wc> sent;
+    if (is_engine_inline()) sent = poll(pair.a.send_cq(), kPieces);
     for (std::size_t i = 0; i < kPieces; ++i) {
       const ibv_wc wc = pair.peer.poll_received();
       ASSERT_EQ(wc.status, IBV_WC_SUCCESS);
       EXPECT_EQ(wc.imm_data, i);
       EXPECT_EQ(pair.peer.find_wrong_byte(i * kPieceBytes, kPieceBytes, round * 100 + i), std::nullopt) << i;
     }
-    const std::vector<ibv_wc> sent = poll(pair.a.send_cq(), kPieces);
+    if (!is_engine_inline()) sent = poll(pair.a.send_cq(), kPieces);
     ASSERT_EQ(sent.size(), kPieces);
     for (std::size_t i = 0; i < kPieces; ++i) EXPECT_EQ(sent[i].wr_id, i);
   }
