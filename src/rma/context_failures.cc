@@ -42,7 +42,7 @@ PathFacts ContextSet::known_facts(const PeerQueue& queue) const {
   facts.completed_counts = {completed, queue.counts.all_bytes(), completed != 0};
   facts.timeout = parts_.config.timeout;
   facts.retries = parts_.config.retry_count;
-  if (is_own(queue)) {
+  if (is_own(queue.peer)) {
     facts.remote = facts.local;
     facts.mtu = port.active_mtu;
   } else {
@@ -77,7 +77,7 @@ PathFacts ContextSet::facts(const PeerQueue& queue) const {
 }
 
 std::string ContextSet::describe(const PeerQueue& queue) const {
-  return "rank " + std::to_string(parts_.ranks.rank()) + " to " + name_of_peer(queue) + ", RMA context " +
+  return "rank " + std::to_string(parts_.ranks.rank()) + " to " + name_of_peer(queue.peer) + ", RMA context " +
          std::to_string(queue.context);
 }
 
@@ -93,7 +93,7 @@ Failure ContextSet::completion_failure(const ibv_wc& cause) const {
   FailedWork work;
   work.operation_text = name_of(request.work.kind);
   work.bytes = request.bytes;
-  work.loopback = is_own(queue);
+  work.loopback = is_own(queue.peer);
   const char* const status = port().device->verbs().wc_status_str(cause.status);
   return {describe(queue) + ": " + describe_completion(cause, status, work, 0), diagnose(cause.status, path), path};
 }

@@ -3,8 +3,6 @@
 // not: the PSN that the peer's QP expects says whether it was executed. Everything in front of the last executed signal
 // was executed too, because the peer executes in order. Everything behind it is posted again, so that a signal and the
 // puts in front of it use one lane.
-#include <sched.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -17,11 +15,11 @@
 namespace verbatim::rma {
 
 std::uint32_t ContextSet::rank_of(const PeerQueue& queue) const {
-  return is_own(queue) ? own_rank() : path_of(queue).rank;
+  return is_own(queue.peer) ? own_rank() : path_of(queue).rank;
 }
 
 ibv_mtu ContextSet::lane_mtu(const PeerQueue& queue, std::uint32_t lane) const {
-  return is_own(queue) ? lane_port(lane).active_mtu : path_of(queue).lanes[lane].connection.path.mtu;
+  return is_own(queue.peer) ? lane_port(lane).active_mtu : path_of(queue).lanes[lane].connection.path.mtu;
 }
 
 void ContextSet::set_lane_keys(WorkRequest& work, const PeerQueue& queue, const Operation& operation,
@@ -77,62 +75,64 @@ bool ContextSet::is_end_of_lane(const ibv_wc& completion) noexcept {
 void ContextSet::complete_of_lanes(std::uint64_t id, bool works) noexcept {
   const std::uint32_t lane = WorkId::lane(id);
   if (WorkId::is_probe(id)) return failover_->probe_ended(WorkId::peer(id), lane, works);
-  // Over a port that has failed no bytes of a peer can be on their way.
-  PeerQueue& own = queues_[WorkId::context(id) * queues_per_context_ + paths_.size()];
-  Request& request = own.slots[WorkId::slot(id)];
+  // Also after a failure: bytes of a peer that still writes over this port are not covered.
+  Request& request = queues_[WorkId::context(id) * queues_per_context_ + paths_.size()].slots[WorkId::slot(id)];
   --flushes_under_way_[lane];
-  if (--request.posted != 0) return;
-  request.work.state = Request::State::kDone;
-  count_completed(request);
+  --request.posted;
+  if (request.posted == 0 && request.unread == 0) end_operation(request);
 }
 
-// A READ over each port: it ends behind the bytes that have arrived there.
-ErrorKind ContextSet::flush_ports(std::uint32_t context, const Memory& memory, void** request) noexcept {
-  const auto peer = static_cast<std::uint32_t>(paths_.size());
-  PeerQueue& own = queues_[context * queues_per_context_ + peer];
-  const Target target{static_cast<int>(context), own_rank()};
-  if (own.free_slot == nullptr) return log_refusal(target, "more requests than may be outstanding");
-  const auto most = *std::max_element(flushes_under_way_.begin(), flushes_under_way_.end());
-  if (most >= flush_work_) {
-    // As many are under way as a QP has entries. They end soon.
-    while (progress() == ErrorKind::kNone &&
-           *std::max_element(flushes_under_way_.begin(), flushes_under_way_.end()) >= flush_work_) {
-      ::sched_yield();
+// A put to oneself is a flush, too (NCCL's rma_proxy_progress.cc), and has covered one port.
+bool ContextSet::becomes_flush(Request& request) noexcept {
+  const Memory* const memory = request.operation.remote_memory;
+  if (request.work.kind != OperationKind::kPut || memory == nullptr || !memory->device_memory) return false;
+  request.work.kind = OperationKind::kFlush;
+  request.bytes = 1;
+  request.posted = 0;
+  ++request.queue->counts.begun[static_cast<std::size_t>(OperationKind::kFlush)];
+  begin_reads(request, (1U << parts_.ports.size()) - 1);
+  return true;
+}
+
+void ContextSet::begin_reads(Request& request, std::uint32_t ports) noexcept {
+  if (request.unread == 0) request.next = std::exchange(unread_, &request);
+  request.unread |= ports;
+}
+
+void ContextSet::post_reads() noexcept {
+  Request* waiting = std::exchange(unread_, nullptr);
+  while (waiting != nullptr && !failures().has_failed()) {
+    Request& request = *waiting;
+    waiting = request.next;
+    for (std::uint32_t port = 0; port < parts_.ports.size(); ++port) {
+      if ((request.unread >> port & 1) != 0 && post_read(request, port)) request.unread &= ~(1U << port);
     }
+    if (request.unread != 0) request.next = std::exchange(unread_, &request);
+    if (request.unread == 0 && request.posted == 0) end_operation(request);
   }
-  if (failures().has_failed()) return failures().kind();
-  Request& slot = *own.free_slot;
-  own.free_slot = slot.next;
-  slot.work = {Request::State::kPending, OperationKind::kFlush, 0, false};
-  slot.bytes = 1;
-  slot.posted = 0;
-  ++own.counts.begun[static_cast<std::size_t>(OperationKind::kFlush)];
-  for (std::uint32_t port = 0; port < parts_.ports.size(); ++port) {
-    if (!failover_->is_used(peer, port)) continue;
-    WorkRequest work;
-    work.request.sg_list = &work.segment;
-    work.request.num_sge = 1;
-    const Operation read{.local = parts_.scratch,
-                         .remote = memory.own.address,
-                         .bytes = 1,
-                         .lkey = parts_.scratch_lkeys[port],
-                         .rkey = memory.rkey_of(own_rank(), port)};
-    const auto index = static_cast<std::uint32_t>(&slot - own.slots.data());
-    fill_transfer(work, read, IBV_WR_RDMA_READ, WorkId::make_flush(context, index, port), IBV_SEND_SIGNALED);
-    ibv_send_wr* refused = nullptr;
-    if (const int returned = ibv_post_send(flush_qp(context, port), &work.request, &refused); returned != 0) {
-      fail_post(own, returned);
-      return failures().kind();
-    }
-    ++flushes_under_way_[port];
-    ++slot.posted;
-  }
-  if (slot.posted == 0) {
-    slot.work.state = Request::State::kDone;
-    count_completed(slot);
-  }
-  *request = &slot;
-  return ErrorKind::kNone;
+}
+
+// False: the send queue has no room now.
+bool ContextSet::post_read(Request& request, std::uint32_t port) noexcept {
+  if (!failover_->is_used(request.queue->peer, port)) return true;
+  if (flushes_under_way_[port] >= flush_work_) return false;
+  WorkRequest work;
+  work.request.sg_list = &work.segment;
+  work.request.num_sge = 1;
+  const Operation read{.local = parts_.scratch,
+                       .remote = request.operation.remote,
+                       .bytes = 1,
+                       .lkey = parts_.scratch_lkeys[port],
+                       .rkey = request.operation.remote_memory->rkey_of(own_rank(), port)};
+  const std::uint32_t context = request.queue->context;
+  const auto index = static_cast<std::uint32_t>(&request - request.queue->slots.data());
+  fill_transfer(work, read, IBV_WR_RDMA_READ, WorkId::make_flush(context, index, port), IBV_SEND_SIGNALED);
+  ibv_send_wr* refused = nullptr;
+  const int returned = ibv_post_send(flush_qp(context, port), &work.request, &refused);
+  if (returned != 0) fail_post(*request.queue, returned);  // nothing completes any more
+  ++flushes_under_way_[port];
+  ++request.posted;
+  return true;
 }
 
 bool ContextSet::find_lane(PeerQueue& queue) const noexcept {
@@ -182,6 +182,7 @@ void ContextSet::add_to_batch(Target target, PeerQueue& queue, Request& request)
 
 void ContextSet::look_after_lanes() noexcept {
   for (const UniqueCq& cq : further_cqs_) poll(cq.get());
+  if (unread_ != nullptr) post_reads();
   if (!failover_->has_changes()) return;
   if (!batch_.is_empty()) post_batch();
   try {
@@ -251,9 +252,7 @@ std::size_t ContextSet::leave_lane(PeerQueue& queue, std::uint32_t psn) {
     const SentWork::Entry& entry = sent[i];
     Request& request = *entry.request;
     if (i < *executed && !reads(request.work.kind)) {
-      if (!entry.last) continue;
-      request.work.state = Request::State::kDone;
-      count_completed(request);
+      if (entry.last) end_operation(request);
     } else if (again.empty() || again.back() != &request) {  // its first work request that is posted again
       request.posted = entry.start;
       request.work.signal_posted = false;

@@ -140,6 +140,11 @@ template <OperationKind kKind>
   counts.bytes[kind] += request.bytes;
 }
 
+[[gnu::always_inline]] inline void ContextSet::end_operation(Request& request) noexcept {
+  count_completed(request);
+  if (!request.queue->flushes_ports || !becomes_flush(request)) request.work.state = Request::State::kDone;
+}
+
 [[gnu::always_inline]] inline void ContextSet::complete(std::uint64_t id) noexcept {
   if (WorkId::is_piece(id)) [[unlikely]]
     return complete_piece(id);

@@ -44,7 +44,6 @@ ErrorKind ContextSet::flush(Target target, const Memory* memory, void** request)
   if (memory == nullptr || !memory->device_memory || memory->own.bytes == 0 || parts_.config.flush_disabled) {
     return failures().kind();
   }
-  if (failover_ != nullptr) return flush_ports(static_cast<std::uint32_t>(target.context), *memory, request);
   target.rank = parts_.ranks.rank();
   const Operation read{.local = parts_.scratch,
                        .remote = memory->own.address,
@@ -127,7 +126,9 @@ ErrorKind ContextSet::start_unusual(const Call& call, void** request) noexcept {
 ErrorKind ContextSet::start_held(Target target, PeerQueue& queue, OperationKind kind, const Operation& operation,
                                  void** request) noexcept {
   if (queue.free_slot == nullptr) return log_refusal(target, "more requests than may be outstanding");
-  if (const ErrorKind ended = check_call(target); ended != ErrorKind::kNone) return ended;
+  if (failures().has_failed()) return failures().kind();
+  // A rank that has closed takes nothing more.
+  if (const ErrorKind closed = check_closed(target.rank, 0); closed != ErrorKind::kNone) return closed;
   Request& slot = *queue.free_slot;
   queue.free_slot = slot.next;
   slot.work = {Request::State::kPending, kind, entries_of(kind), false};
@@ -135,7 +136,10 @@ ErrorKind ContextSet::start_held(Target target, PeerQueue& queue, OperationKind 
   slot.operation = operation;
   slot.posted = 0;
   ++queue.counts.begun[static_cast<std::size_t>(kind)];
-  if (may_batch(queue, kind, operation.bytes)) {
+  if (failover_ != nullptr && kind == OperationKind::kFlush) {
+    begin_reads(slot, (1U << parts_.ports.size()) - 1);
+    post_reads();
+  } else if (may_batch(queue, kind, operation.bytes)) {
     add_to_batch(target, queue, slot);
   } else {
     hold(queue, slot);
@@ -143,11 +147,6 @@ ErrorKind ContextSet::start_held(Target target, PeerQueue& queue, OperationKind 
   if (failures().has_failed()) return failures().kind();
   *request = &slot;
   return ErrorKind::kNone;
-}
-
-// A rank that has closed takes nothing more.
-ErrorKind ContextSet::check_call(Target target) noexcept {
-  return failures().has_failed() ? failures().kind() : check_closed(target.rank, 0);
 }
 
 ErrorKind ContextSet::post_full_batch() noexcept {
@@ -222,10 +221,7 @@ void ContextSet::complete_piece(std::uint64_t id) noexcept {
   PeerQueue& queue = *request.queue;
   ++queue.counts.pieces;
   if (queue.sent != nullptr) queue.sent->remove_first();
-  if (WorkId::is_last_piece(id)) {
-    request.work.state = Request::State::kDone;
-    count_completed(request);
-  }
+  if (WorkId::is_last_piece(id)) end_operation(request);
   ++(queue.held_first != nullptr ? queue.held_work : queue.free_work);
   if (queue.held_first != nullptr) post_held(queue);
 }
@@ -241,7 +237,7 @@ ErrorKind ContextSet::check_failure(const Request& request) noexcept {
   if (failover_ != nullptr) look_after_lanes();
   if (failures().has_failed()) return failures().kind();
   const PeerQueue& queue = *request.queue;
-  return is_own(queue) ? ErrorKind::kNone : check_closed(paths_[queue.peer].rank, kCloseGraceNs);
+  return is_own(queue.peer) ? ErrorKind::kNone : check_closed(paths_[queue.peer].rank, kCloseGraceNs);
 }
 
 ErrorKind ContextSet::log_refusal(Target target, const char* what) const noexcept {
@@ -267,8 +263,10 @@ ErrorKind ContextSet::check_closed(std::uint32_t rank, std::uint64_t grace_ns) n
 }
 
 bool ContextSet::finish(std::uint64_t deadline_ns) noexcept {
+  const auto is_pending = [](const Request& request) { return request.work.state == Request::State::kPending; };
+  const auto is_busy = [&](const PeerQueue& queue) { return std::ranges::any_of(queue.slots, is_pending); };
   while (progress() == ErrorKind::kNone) {
-    if (!has_outstanding()) return true;
+    if (std::ranges::none_of(queues_, is_busy)) return true;
     if (monotonic_ns() >= deadline_ns) return false;
     ::sched_yield();
   }
@@ -279,15 +277,6 @@ std::size_t ContextSet::qps() const {
   std::size_t number = flush_qps_.size();
   for (const PeerQueue& queue : queues_) number += 1 + queue.further_qps.size();
   return number;
-}
-
-bool ContextSet::has_outstanding() const noexcept {
-  for (const PeerQueue& queue : queues_) {
-    for (const Request& request : queue.slots) {
-      if (request.work.state == Request::State::kPending) return true;
-    }
-  }
-  return false;
 }
 
 void ContextSet::abort() const {

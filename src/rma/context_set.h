@@ -143,6 +143,7 @@ struct Request {
     bool signal_posted = false;  // of one that is held back
   };
   Work work = {};
+  std::uint32_t unread = 0;  // of a flush over several ports: those over which its READ is not posted, one bit each
   // Of one that is held back because the send queue has no room for it, or because it has several pieces.
   std::uint64_t posted = 0;  // bytes; of a flush over several ports: READs that have not completed
   Operation operation = {};
@@ -164,6 +165,7 @@ struct PeerQueue {
   ibv_qp* active = nullptr;            // of the lane in use
   std::atomic<std::uint32_t> lane{0};  // in use; the data path's thread writes it
   bool left_lane = false;              // `lane` was left: the next post needs one
+  bool flushes_ports = false;          // to oneself, in a set with several lanes
   std::uint8_t packet_shift = 0;       // of the lane: a packet carries at most 2^packet_shift bytes
   std::unique_ptr<SentWork> sent;      // in a set with several lanes
 
@@ -247,10 +249,8 @@ class ContextSet {
     return queues_[context * queues_per_context_ + peer];
   }
   bool is_own(std::uint32_t peer) const { return peer == paths_.size(); }
-  bool is_own(const PeerQueue& queue) const { return is_own(queue.peer); }
   // "rank 3 on node2 (pid 4711)", "itself".
   std::string name_of_peer(std::uint32_t peer) const { return is_own(peer) ? "itself" : paths_[peer].name; }
-  std::string name_of_peer(const PeerQueue& queue) const { return name_of_peer(queue.peer); }
   // nullptr: there is one lane to each rank.
   Failover* failover() const { return failover_.get(); }
   ibv_mtu lane_mtu(const PeerQueue& queue, std::uint32_t lane) const;
@@ -297,8 +297,6 @@ class ContextSet {
   // Posts the operation, or holds it back until the send queue has room.
   ErrorKind start_held(Target target, PeerQueue& queue, OperationKind kind, const Operation& operation,
                        void** request) noexcept;
-  // Whether a call may post.
-  ErrorKind check_call(Target target) noexcept;
   // The next call finds out that it has failed.
   void post_batch() noexcept;
   ErrorKind post_full_batch() noexcept;
@@ -325,7 +323,6 @@ class ContextSet {
   // Not of a probe.
   const Request& request_of(std::uint64_t id) const;
   Failure completion_failure(const ibv_wc& cause) const;
-  bool has_outstanding() const noexcept;
   // Of a set with several lanes: context_lanes.cc.
   void look_after_lanes() noexcept;
   void apply_lane_changes();
@@ -336,7 +333,13 @@ class ContextSet {
   // Whether the request can be put in the batch.
   bool may_batch(const PeerQueue& queue, OperationKind kind, std::uint64_t bytes) const noexcept;
   void add_to_batch(Target target, PeerQueue& queue, Request& request) noexcept;
-  ErrorKind flush_ports(std::uint32_t context, const Memory& memory, void** request) noexcept;
+  // READs of a pending flush over these ports: a READ ends behind the bytes that have arrived there.
+  void begin_reads(Request& request, std::uint32_t ports) noexcept;
+  void post_reads() noexcept;
+  bool post_read(Request& request, std::uint32_t port) noexcept;
+  bool becomes_flush(Request& request) noexcept;
+  // Its last work request has been executed.
+  void end_operation(Request& request) noexcept;
   void complete_of_lanes(std::uint64_t id, bool works) noexcept;
   static std::optional<std::size_t> executed_entries(const SentWork& sent, std::uint32_t psn);
   bool is_end_of_lane(const ibv_wc& completion) noexcept;
@@ -367,6 +370,7 @@ class ContextSet {
   std::vector<UniqueQp> flush_qps_;               // context by context, in each by port
   std::vector<std::uint32_t> flushes_under_way_;  // READs on the flush QPs, by port
   std::uint32_t flush_work_ = 0;                  // entries of the send queue of a flush QP
+  Request* unread_ = nullptr;                     // flushes with READs that are not posted
   std::uint32_t psn_ = 0;                         // of the first packet that own QPs expect
   std::vector<bool> reports_psns_;                // by port
   std::unique_ptr<Failover> failover_;            // ends first: it uses the QPs

@@ -411,6 +411,7 @@ void ContextSetup::prepare_failover() {
     queue.sent = std::make_unique<SentWork>(queue.free_work);
     queue.sent->start(psn_of(queue.peer));
     queue.packet_shift = packet_shift(set_->lane_mtu(queue, 0));
+    queue.flushes_ports = set_->is_own(queue.peer) && !parts_.config.flush_disabled;
   }
   const ContextSet& set = *set_;
   PeerRanks& ranks = parts_.ranks;

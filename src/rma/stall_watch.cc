@@ -182,14 +182,14 @@ void StallWatch::check_peer(const StallSettings& settings, std::size_t peer, std
   } else if (found.recovered != 0 && found.reported == 0) {
     const PeerQueue& queue = set_.queues()[peer];
     VERBATIM_INFO("RMA from rank %u to %s makes progress again, after %s", set_.own_rank(),
-                  set_.name_of_peer(queue).c_str(), to_seconds(found.recovered_after_ns).c_str());
+                  set_.name_of_peer(queue.peer).c_str(), to_seconds(found.recovered_after_ns).c_str());
   }
 }
 
 Diagnosis StallWatch::diagnose(const PeerQueue& queue, std::uint64_t now) const {
   const std::string& device = set_.port().device->name();
-  if (!is_polled(now)) return diagnose_stall(StallCause::kOwnApplication, set_.name_of_peer(queue), device);
-  if (!set_.is_own(queue)) return diagnose_stall(StallCause::kNetwork, set_.name_of_peer(queue), device);
+  if (!is_polled(now)) return diagnose_stall(StallCause::kOwnApplication, set_.name_of_peer(queue.peer), device);
+  if (!set_.is_own(queue.peer)) return diagnose_stall(StallCause::kNetwork, set_.name_of_peer(queue.peer), device);
   return {"this host's device: what its QP to itself has to do was posted and does not complete",
           "'dmesg | grep " + device + "'"};
 }
@@ -220,13 +220,13 @@ void StallWatch::fail_without_lane(const PeerQueue& queue, std::uint64_t waited_
                        (none ? " no other one has worked" : " the peer has not said what it has executed there"),
                    {none ? "the ports of all lanes are down, here or at the peer"
                          : "the process or host of the peer, or the TCP connection to it, does not work",
-                    "look at " + set_.name_of_peer(queue)},
+                    "look at " + set_.name_of_peer(queue.peer)},
                    set_.known_facts(queue)};
   });
 }
 
 void StallWatch::fail(const PeerQueue& queue, std::uint64_t stalled_ns, std::uint64_t now) const noexcept {
-  const bool local = set_.is_own(queue) || !is_polled(now);
+  const bool local = set_.is_own(queue.peer) || !is_polled(now);
   failures_.fail(local ? ErrorKind::kSystem : ErrorKind::kRemote, Failures::Origin::kHere, [&] {
     return Failure{set_.describe(queue) + ": stalled for " + to_seconds(stalled_ns) +
                        " (VERBATIM_STALL_FAIL_S), outstanding: " + describe_outstanding(queue.counts),
@@ -250,7 +250,7 @@ RmaStats StallWatch::stats(std::uint64_t now) const {
     const PathFacts facts = set_.known_facts(queue);
     const std::uint64_t stalled_ns = left.number != 0 && checked_ns_ != 0 ? now - watched_[i].progress_ns : 0;
     stats.queues.push_back({.context = queue.context,
-                            .peer = set_.is_own(queue) ? set_.own_rank() : set_.path_of(queue).rank,
+                            .peer = set_.is_own(queue.peer) ? set_.own_rank() : set_.path_of(queue).rank,
                             .peer_host = facts.remote->host,
                             .qp = facts.local.qp,
                             .peer_qp = facts.remote->qp,
