@@ -16,6 +16,10 @@ import unittest
 MESON, BUILD, PREFIX, BIN, LIB, DATA, MAN = sys.argv[1:8]
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 PRIVATE = f"{LIB}/verbatim"
+NCCL_TESTS = (  # in alphabetical order
+    *("all_gather", "all_reduce", "alltoall", "alltoallv", "broadcast", "gather", "hypercube", "reduce", "reduce_scatter"),
+    *("scatter", "sendrecv"),
+)
 TOOLS = [f"verbatim-{name}" for name in ("eplb", "info", "kv", "model", "perf", "top")]
 PROGRAMS = ["softverbs", "softverbs-bench"] + sorted(TOOLS + sys.argv[8:])  # those that are built only where it is possible
 # A program that loads one of these by its name must get the system's.
@@ -79,6 +83,7 @@ class Installed(unittest.TestCase):
             [name for name in files if "/" in name],
             [
                 "verbatim/libverbatim-counting-allocator.so",
+                *(f"verbatim/nccl-tests/{name}_perf" for name in NCCL_TESTS),
                 "verbatim/softverbs/files/libsoftverbs-files.so",
                 "verbatim/softverbs/lib/libibverbs.so",
                 "verbatim/softverbs/lib/libibverbs.so.1",
@@ -116,6 +121,13 @@ class Installed(unittest.TestCase):
         known = (BIN, LIB, f"{DATA}/doc/verbatim", f"{DATA}/bash-completion/completions", MAN)
         places = tuple(f"{place}/" for place in known)
         self.assertEqual([name for name in self.files if not name.startswith(places)], [])
+
+    def test_ProgramsOfNcclTests_AreTheirOperations(self):
+        for name in NCCL_TESTS:
+            program = self.prefix / PRIVATE / f"nccl-tests/{name}_perf"
+            shown = self.run_installed("softverbs", "--", program, "-g", "2", "-b", "1K", "-e", "1K", "-n", "1")
+            self.assertEqual(shown.returncode, 0, shown.stdout + shown.stderr)
+            self.assertIn(f"# Collective test concluded: {name}_perf\n", shown.stdout)
 
     def test_Launcher_FindsSoftverbsFromAnyPrefix(self):
         link = self.prefix / "link"
@@ -228,7 +240,7 @@ class Installed(unittest.TestCase):
 
     def test_Completion_OffersValuesAndSubcommands(self):
         self.assertEqual(self.complete("verbatim-perf", "--memory", ""), ["host", "cuda"])
-        self.assertEqual(self.complete("verbatim-perf", "all"), ["all_gather", "all_reduce", "alltoall", "alltoall_put"])
+        self.assertEqual(self.complete("verbatim-perf", "all"), ["all_gather", "all_reduce", "alltoall", "alltoall_put", "alltoallv"])
         self.assertEqual(self.complete("verbatim-perf", "co"), ["cost"])
         self.assertEqual(self.complete("softverbs", "--engine", "i"), ["inline"])
         self.assertEqual(self.complete("softverbs", "re"), ["release"])

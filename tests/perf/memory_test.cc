@@ -29,7 +29,8 @@ void expect_correct_in_gpu_memory(const Outcome& outcome) {
 
 class OperationInGpuMemory : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Perf, OperationInGpuMemory,
-                         testing::Values("all_gather", "alltoall", "sendrecv", "stream", "pingpong", "grouped"),
+                         testing::Values("all_gather", "broadcast", "alltoall", "alltoallv", "gather", "scatter",
+                                         "hypercube", "sendrecv", "stream", "pingpong", "grouped"),
                          [](const auto& tested) { return std::string(tested.param); });
 
 TEST_P(OperationInGpuMemory, ZeroToSeveralChunks_IsCorrect) {
@@ -44,7 +45,7 @@ TEST_P(OperationInGpuMemory, OneByteElements_AreCorrect) {
 
 TEST(GpuMemory, SeveralRanks_AreCorrect) {
   for (const char* ranks : {"1", "3"}) {
-    for (const char* operation : {"all_gather", "alltoall", "sendrecv"}) {
+    for (const char* operation : {"all_gather", "broadcast", "alltoall", "gather", "scatter", "sendrecv"}) {
       expect_correct_in_gpu_memory(run_in_gpu_memory(
           {operation, "--procs", ranks, "-b", "1000", "-e", "50000", "-f", "50", "-n", "2", "-w", "1"}));
     }
@@ -72,7 +73,7 @@ TEST(GpuMemory, Json_NamesTheMemory) {
 TEST(GpuMemory, AllReduce_IsRefused) {
   const Outcome outcome = run_in_gpu_memory({"all_reduce"});
   EXPECT_EQ(kUsage, outcome.status) << outcome.output;
-  EXPECT_NE(std::string::npos, outcome.output.find("all_reduce adds on the CPU and needs --memory host"))
+  EXPECT_NE(std::string::npos, outcome.output.find("all_reduce reduces on the CPU and needs --memory host"))
       << outcome.output;
 }
 

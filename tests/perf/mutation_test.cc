@@ -30,8 +30,9 @@ class MutatedOperation : public testing::TestWithParam<std::string> {
   }
 };
 INSTANTIATE_TEST_SUITE_P(Perf, MutatedOperation,
-                         testing::Values("all_reduce", "all_gather", "alltoall", "sendrecv", "stream", "pingpong",
-                                         "grouped"),
+                         testing::Values("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce",
+                                         "alltoall", "alltoallv", "gather", "scatter", "hypercube", "sendrecv",
+                                         "stream", "pingpong", "grouped"),
                          [](const auto& tested) { return tested.param; });
 
 TEST_P(MutatedOperation, OneFlippedBit_IsFound) {

@@ -3,12 +3,9 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cstdlib>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
-#include <sstream>
 #include <string>
 #include <tuple>
 #include <vector>
@@ -36,7 +33,9 @@ void expect_correct(Arguments arguments) {
   EXPECT_NE(std::string::npos, outcome.output.find("# Wrong elements    : 0 OK")) << outcome.output;
 }
 
-const char* const kOperations[] = {"all_reduce", "all_gather", "alltoall", "sendrecv", "stream", "pingpong", "grouped"};
+const char* const kOperations[] = {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce",
+                                   "alltoall",   "alltoallv",  "gather",         "scatter",   "hypercube",
+                                   "sendrecv",   "stream",     "pingpong",       "grouped"};
 
 class EveryOperation : public testing::TestWithParam<const char*> {};
 INSTANTIATE_TEST_SUITE_P(Perf, EveryOperation, testing::ValuesIn(kOperations),
@@ -86,56 +85,6 @@ TEST(JsonReport, OneRun_HasRowsOfTheTable) {
   EXPECT_EQ(128, json["rows"][0]["count"]);  // of floats for each of two ranks
   EXPECT_GT(json["rows"][2]["busbw_gb_s"], 0);
   EXPECT_EQ(0, json["rows"][2]["wrong"]);
-}
-
-// What a script reads that was written for nccl-tests: the rows by columns, and the closing lines.
-class NcclTestsFormat : public testing::TestWithParam<const char*> {};
-INSTANTIATE_TEST_SUITE_P(Perf, NcclTestsFormat, testing::Values("all_reduce", "all_gather", "alltoall", "sendrecv"),
-                         [](const auto& tested) { return std::string(tested.param); });
-
-TEST_P(NcclTestsFormat, RowsAndClosingLines_AreThoseOfNcclTests) {
-  const std::string operation = GetParam();
-  const Outcome outcome = run({operation, "--plugin", plugin(), "--format", "nccl-tests", "-g",        "3",
-                               "-b",      "96",       "-e",     "1536K",    "-f",         "128",       "-n",
-                               "3",       "-c",       "2",      "--chunk",  "64K",        "--timeout", "60"});
-  ASSERT_EQ(0, outcome.status) << outcome.output;
-  const bool has_result_in_place = operation.starts_with("all_");
-  std::istringstream lines(outcome.output);
-  std::vector<std::string> comments;
-  std::vector<std::string> sizes;
-  double busbw = 0;
-  for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with("#")) {
-      comments.push_back(line);
-      continue;
-    }
-    std::istringstream words(line);
-    const std::vector<std::string> row(std::istream_iterator<std::string>(words), {});
-    ASSERT_EQ(13U, row.size()) << line;
-    sizes.push_back(row[0]);
-    EXPECT_EQ("float", row[2]);
-    EXPECT_EQ(operation == "all_reduce" ? "sum" : "none", row[3]);
-    EXPECT_EQ("-1", row[4]);
-    EXPECT_EQ("0", row[8]);
-    EXPECT_EQ(has_result_in_place ? "0" : "N/A", row[12]);
-    EXPECT_GT(std::stod(row[5]), 0);
-    EXPECT_GT(std::stod(row[9]), 0);
-    busbw += std::stod(row[7]) + std::stod(row[11]);
-  }
-  EXPECT_EQ((std::vector<std::string>{"96", "12288", "1572864"}), sizes);
-  ASSERT_GE(comments.size(), 4U);
-  const auto from_end = [&comments](std::size_t back) { return comments[comments.size() - back]; };
-  EXPECT_EQ("# Out of bounds values : 0 OK", from_end(4));
-  EXPECT_EQ(0U, from_end(3).find("# Avg bus bandwidth    : "));
-  EXPECT_NEAR(busbw / 6, std::stod(from_end(3).substr(25)), 0.02);
-  EXPECT_EQ("#", from_end(2));
-  EXPECT_EQ("# Collective test concluded: " + operation + "_perf", from_end(1));
-  const std::string names =
-      "#       size         count      type   redop    root     time   algbw   busbw  #wrong     time   algbw   busbw  "
-      "#wrong";
-  EXPECT_EQ(1, std::count(comments.begin(), comments.end(), names)) << outcome.output;
-  EXPECT_EQ(3, std::count_if(comments.begin(), comments.end(),
-                             [](const std::string& line) { return line.starts_with("#  Rank "); }));
 }
 
 // Runs verbatim-perf with --json and returns the file's content.

@@ -1,6 +1,5 @@
 #include "ranks/json.h"
 
-#include "verbatim-perf/puts/put_plan.h"
 #include "verbatim-perf/report.h"
 
 namespace verbatim::perf {
@@ -15,7 +14,7 @@ Json json_of(const Report& report) {
       {"operation", operation_name(options.operation)},
       {"plugin", {{"path", report.plugin_path}, {"name", report.plugin_name}, {"api_version", report.api_version}}},
       {"memory", memory::kind_name(options.memory)},
-      {"type", workload::element_name(options.type)},
+      {"type", workload::element_name(options.types.front())},
       {"merge", options.merge},
       {"channels", options.channels},
       {"chunk_bytes", report.chunk_bytes},
@@ -42,6 +41,9 @@ Json json_of(const Report& report) {
   for (const Row& row : report.rows) {
     json["rows"].push_back({{"bytes", row.bytes},
                             {"count", row.count},
+                            {"type", workload::element_name(row.type)},
+                            {"redop", row.redop},
+                            {"root", row.root},
                             {"time_us", row.time_us},
                             {"algbw_gb_s", row.algbw},
                             {"busbw_gb_s", row.busbw},

@@ -1,10 +1,12 @@
-// The options of nccl-tests that have no effect on a plugin without NCCL and GPU kernels. They exist so that command
-// lines of nccl-tests run: an option that changes nothing here is accepted, with a note where it would have changed
-// something there; one that asks for something else than verbatim-perf does is refused by its name.
+// What makes command lines of nccl-tests run: its programs' names, its options that Verbatim's table does not need, and
+// those that have no meaning without NCCL and GPU kernels. The latter are accepted, with a note if they would change
+// something there.
 #pragma once
 
 #include <string>
 #include <vector>
+
+#include "verbatim-perf/options.h"
 
 namespace CLI {
 class App;
@@ -12,8 +14,27 @@ class App;
 
 namespace verbatim::perf {
 
-// Adds the options. `notes` gets a line for each that is accepted with another value than nccl-tests' default; it must
-// live until the options are parsed.
-void add_nccl_tests_options(CLI::App& app, std::vector<std::string>& notes);
+// "all_reduce" for ".../all_reduce_perf". Empty: not a program of nccl-tests.
+std::string operation_of_program(const std::string& path);
+
+// The arguments after the name of the program. Two long options of nccl-tests have other meanings here; their values
+// say which is meant: `--root 3` becomes `--root-rank 3`, `--memory 1` becomes `--memory_report 1`.
+std::vector<std::string> arguments_of(int argc, const char* const* argv);
+
+// Values as they are on the command line.
+struct NcclTestsOptions {
+  std::string reduction = "sum";
+  std::string type = "float";
+  int root = 0;
+  int per_iteration = 0;
+  int timestamps = 0;
+};
+
+// `notes` in `options` gets a line for each option that is accepted without effect. Both must live until the options
+// are parsed.
+void add_nccl_tests_options(CLI::App& app, Options& options, NcclTestsOptions& given);
+
+// Completes `options` after the parsing, when the operation and the ranks are known. Throws Failure.
+void take_nccl_tests_options(const CLI::App& app, const NcclTestsOptions& given, Options& options);
 
 }  // namespace verbatim::perf

@@ -1,101 +1,178 @@
-// --format nccl-tests: the lines that nccl-tests prints, for scripts that read its output.
-#include <algorithm>
-#include <cmath>
+// --format nccl-tests: the lines that nccl-tests 2.19.6 prints, character by character, for scripts that read its
+// output. tests/perf/nccl_tests_reader.h says which lines of its sources define them.
+#include <ctime>
 #include <string>
 
-#include "base/version.h"
-#include "cli/table.h"
 #include "verbatim-perf/report.h"
 
 namespace verbatim::perf {
 namespace {
 
-// Fits a number into `width` characters as nccl-tests does: two digits after the point, then one, none, an exponent.
+constexpr const char* kNcclTestsVersion = "2.19.6";
+constexpr int kTimeWidth = 19;
+
+// A number in at most `width` characters: two digits after the point, or one, or none, or with an exponent.
 std::string fit(double value, int width) {
-  const int digits = value < 1 ? 1 : static_cast<int>(std::log10(value)) + 1;
-  char text[32];
-  if (digits < width - 2) {
-    std::snprintf(text, sizeof text, "%.2f", value);
-  } else if (digits < width - 1) {
-    std::snprintf(text, sizeof text, "%.1f", value);
-  } else if (digits <= width) {
-    std::snprintf(text, sizeof text, "%.0f", value);
-  } else {
-    std::snprintf(text, sizeof text, "%.*e", width >= 7 ? 1 : 0, value);
+  char text[64];
+  for (int digits = 2; digits >= 0; --digits) {
+    if (std::snprintf(text, sizeof text, "%*.*f", width, digits, value) <= width) return text;
   }
+  std::snprintf(text, sizeof text, "%*.*e", width, width >= 7 ? 1 : 0, value);
   return text;
+}
+
+struct Titles {
+  const char* size;
+  const char* count;
+  const char* type;
+  const char* redop;
+  const char* root;
+  const char* time;
+  const char* bandwidth[2];
+  const char* wrong;
+  const char* iterations[4];
+  const char* timestamp;
+};
+
+// One line of the titles or units: the columns of the size, and twice those of a measurement.
+void print_titles_line(std::FILE* out, const Options& options, const Titles& titles) {
+  std::fprintf(out, "# %10s  %12s  %8s  %6s  %6s", titles.size, titles.count, titles.type, titles.redop, titles.root);
+  for (int run = 0; run < 2; ++run) {
+    std::fprintf(out, "  %7s  %6s  %6s  %6s", titles.time, titles.bandwidth[0], titles.bandwidth[1], titles.wrong);
+    for (const char* const title : titles.iterations) {
+      if (options.per_iteration) std::fprintf(out, "  %7s", title);
+    }
+  }
+  std::fprintf(out, " %*s\n", options.timestamps ? kTimeWidth : 0, options.timestamps ? titles.timestamp : "");
+}
+
+void print_iterations(std::FILE* out, const IterationTimes& times, int skipped) {
+  const IterationSummary summary = summary_of(slowest_of(times), skipped);
+  for (const double value : {summary.min, summary.max, summary.p99, summary.variation()}) {
+    std::fprintf(out, "  %7s", fit(value, 7).c_str());
+  }
+}
+
+void print_measured(std::FILE* out, const Options& options, const Measured& measured) {
+  std::fprintf(out, "  %7s  %6s  %6s", fit(measured.time_us, 7).c_str(), fit(measured.algbw, 6).c_str(),
+               fit(measured.busbw, 6).c_str());
+  if (measured.wrong) {
+    std::fprintf(out, "  %6g", static_cast<double>(*measured.wrong));
+  } else {
+    std::fputs("    N/A", out);  // one character less, as there
+  }
+  if (options.per_iteration) print_iterations(out, measured.iterations, options.per_iteration_skip);
+}
+
+}  // namespace
+
+std::string time_of_day() {
+  const std::time_t now = std::time(nullptr);
+  std::tm local{};
+  ::localtime_r(&now, &local);
+  char text[64];
+  std::strftime(text, sizeof text, kTimeFormat, &local);
+  return text;
+}
+
+std::string pci_of(const netapi::Properties& device) {
+  const std::string name = device.pci_path.substr(device.pci_path.rfind('/') + 1);
+  unsigned domain = 0;
+  unsigned bus = 0;
+  unsigned slot = 0;
+  char text[32];
+  if (std::sscanf(name.c_str(), "%x:%x:%x.", &domain, &bus, &slot) != 3) domain = bus = slot = 0;
+  std::snprintf(text, sizeof text, "%04x:%02x:%02x", domain, bus, slot);
+  return text;
+}
+
+int number_on_host(const Report& report, std::size_t rank) {
+  int number = 0;
+  for (std::size_t i = 0; i < rank; ++i) {
+    if (report.ranks[i].host == report.ranks[rank].host) ++number;
+  }
+  return number;
 }
 
 std::string program_name(const Report& report) {
   return std::string(operation_name(report.options.operation)) + "_perf";
 }
 
-const cli::Table& table() {
-  static const cli::Table columns({{"size", 12},
-                                   {"count", 12},
-                                   {"type", 8},
-                                   {"redop", 6},
-                                   {"root", 6},
-                                   {"time", 7},
-                                   {"algbw", 6},
-                                   {"busbw", 6},
-                                   {"#wrong", 6},
-                                   {"time", 7},
-                                   {"algbw", 6},
-                                   {"busbw", 6},
-                                   {"#wrong", 6}},
-                                  "  ");
-  return columns;
-}
-
-void add_measured(std::vector<cli::Cell>& cells, const Measured& measured) {
-  cells.insert(cells.end(), {fit(measured.time_us, 7), fit(measured.algbw, 6), fit(measured.busbw, 6),
-                             measured.wrong ? std::to_string(*measured.wrong) : "N/A"});
-}
-
-}  // namespace
-
 void print_nccl_tests_header(std::FILE* out, const Report& report) {
   const Options& options = report.options;
   const bool by_factor = options.factor > 1;
-  std::fprintf(out, "# verbatim-perf %s over %s (net plugin v%d, %s)\n", release_and_commit().c_str(),
-               report.plugin_name.c_str(), report.api_version, report.plugin_path.c_str());
+  // No headers and no library of NCCL: both versions are 0.
+  std::fprintf(out, "# nccl-tests version %s nccl-headers=%d nccl-library=%d\n", kNcclTestsVersion, 0, 0);
   std::fprintf(out, "# Collective test starting: %s\n", program_name(report).c_str());
   std::fprintf(out,
-               "# nThread 1 nGpus 1 minBytes %zu maxBytes %zu step: %.0f(%s) warmup iters: %d iters: %d agg iters: 1 "
-               "validation: %d graph: 0\n#\n# Using devices\n",
-               options.min_bytes, options.max_bytes,
+               "# nThread %d nGpus %d minBytes %zu maxBytes %zu step: %.0f(%s) warmup iters: %d iters: %d agg iters: 1 "
+               "validation: %d graph: 0 unalign: %d\n",
+               options.threads, options.gpus, options.min_bytes, options.max_bytes,
                by_factor ? options.factor : static_cast<double>(options.step_bytes), by_factor ? "factor" : "bytes",
-               options.warmup_iterations, options.iterations, options.check_iterations);
+               options.warmup_iterations, options.iterations, options.check_iterations, options.unalign);
+  if (options.per_iteration) {
+    std::fputs("# Per-Iteration Report: monotonic clock; i_* uses max over process rows", out);
+    if (options.per_iteration_skip > 0) {
+      std::fprintf(out, "; summary skips first %d iterations", options.per_iteration_skip);
+    }
+    std::fputs(" \n", out);
+  }
+  std::fputs("#\n# Using devices\n", out);
   const netapi::Properties& device = report.devices.front();
   for (std::size_t i = 0; i < report.ranks.size(); ++i) {
-    std::fprintf(out, "#  Rank %2zu Group  0 Pid %6d on %10s device  0 [%s] %s, %s\n", i, report.ranks[i].pid,
-                 report.ranks[i].host.c_str(), device.pci_path.substr(device.pci_path.rfind('/') + 1).c_str(),
-                 netapi::verbs_name(device).c_str(), report.ranks[i].memory.c_str());
+    const RankInfo& rank = report.ranks[i];
+    std::fprintf(out, "#  Rank %2zu Group %2d Pid %6d on %10s device %2d [%s] %s over %s, %s\n", i, 0, rank.pid,
+                 rank.host.c_str(), number_on_host(report, i), pci_of(device).c_str(), report.plugin_name.c_str(),
+                 netapi::verbs_name(device).c_str(), rank.memory.c_str());
   }
-  std::fprintf(out, "#\n# %10s  %12s  %8s  %6s  %6s           out-of-place                       in-place          \n",
-               "", "", "", "", "");
-  table().print_titles(out);
-  table().print_comment(
-      out, {"(B)", "(elements)", "", "", "", "(us)", "(GB/s)", "(GB/s)", "", "(us)", "(GB/s)", "(GB/s)", ""});
+  std::fprintf(out, "#\n# %10s  %12s  %8s  %6s  %6s", "", "", "", "", "");
+  if (options.per_iteration) {
+    std::fprintf(out, "%*s%*s\n", 14 + 30, "out-of-place (+ per-iteration)", 32 + 26, "in-place (+ per-iteration)");
+  } else {
+    std::fprintf(out, "%*s%*s%*s\n", 11 + 12, "out-of-place", 23 + 8, "in-place", 10, "");
+  }
+  print_titles_line(out, options,
+                    {"size",
+                     "count",
+                     "type",
+                     "redop",
+                     "root",
+                     "time",
+                     {"algbw", "busbw"},
+                     "#wrong",
+                     {"i_min", "i_max", "i_p99", "i_cv%"},
+                     "timestamp"});
+  print_titles_line(out, options,
+                    {"(B)",
+                     "(elements)",
+                     "",
+                     "",
+                     "",
+                     "(us)",
+                     {"(GB/s)", "(GB/s)"},
+                     "",
+                     {"(us)", "(us)", "(us)", "(%)"},
+                     kTimeFormat});
+  std::fflush(out);
 }
 
 void print_nccl_tests_row(std::FILE* out, const Report& report, const Row& row) {
-  const bool reduces = report.options.operation == OperationKind::kAllReduce;
-  std::vector<cli::Cell> cells{row.bytes, row.count, workload::element_name(report.options.type),
-                               reduces ? "sum" : "none", -1};
   std::optional<std::uint64_t> wrong = row.wrong;
   if (report.options.check_iterations == 0) wrong.reset();
-  add_measured(cells, {row.time_us, row.algbw, row.busbw, wrong});
-  if (row.in_place) add_measured(cells, *row.in_place);
-  table().print_row(out, cells);
+  std::fprintf(out, "%12zu  %12zu  %8s  %6s  %6d", row.bytes, row.count, workload::element_name(row.type),
+               row.redop.c_str(), row.root);
+  print_measured(out, report.options, {row.time_us, row.algbw, row.busbw, wrong, row.iterations});
+  if (row.in_place) print_measured(out, report.options, *row.in_place);
+  if (report.options.timestamps) std::fprintf(out, "%21s", time_of_day().c_str());
+  std::fputc('\n', out);
+  std::fflush(out);
 }
 
 void print_nccl_tests_footer(std::FILE* out, const Report& report) {
   const auto wrong = static_cast<unsigned long long>(report.wrong());
   std::fprintf(out, "# %-20s : %llu %s\n", "Out of bounds values", wrong, wrong == 0 ? "OK" : "FAILED");
-  std::fprintf(out, "# %-20s : %g \n#\n# Collective test concluded: %s\n", "Avg bus bandwidth", report.average_busbw(),
-               program_name(report).c_str());
+  std::fprintf(out, "# %-20s : %g %s\n", "Avg bus bandwidth", report.average_busbw(), report.busbw_verdict());
+  std::fprintf(out, "#\n# Collective test concluded: %s\n#\n\n", program_name(report).c_str());
   std::fflush(out);
 }
 

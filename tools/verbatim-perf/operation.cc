@@ -19,7 +19,9 @@ std::size_t divide_up(std::size_t value, std::size_t by) {
 }  // namespace
 
 std::unique_ptr<workload::Content> Operation::contribution(int rank, std::uint64_t step) const {
-  return std::make_unique<workload::Elements>(shape_.type, static_cast<std::uint64_t>(rank), step);
+  const auto source = static_cast<std::uint64_t>(rank);
+  if (!reduces()) return std::make_unique<workload::Pattern>(source, step);
+  return std::make_unique<workload::Elements>(shape_.type, source, step, shape_.reduction);
 }
 
 Range part_of(Range whole, std::size_t parts, std::size_t index, std::size_t unit) {
@@ -63,8 +65,15 @@ std::size_t default_chunk_bytes(OperationKind kind) {
   switch (kind) {
     case OperationKind::kAllReduce:
     case OperationKind::kAllGather:
+    case OperationKind::kReduceScatter:
+    case OperationKind::kBroadcast:
+    case OperationKind::kReduce:
       return kRingChunkBytes;
     case OperationKind::kAllToAll:
+    case OperationKind::kAllToAllV:
+    case OperationKind::kGather:
+    case OperationKind::kScatter:
+    case OperationKind::kHypercube:
     case OperationKind::kSendRecv:
       return kPointToPointChunkBytes;
     case OperationKind::kStream:
@@ -85,8 +94,22 @@ std::unique_ptr<Operation> make_operation(OperationKind kind, const Shape& shape
       return make_all_reduce(shape);
     case OperationKind::kAllGather:
       return make_all_gather(shape);
+    case OperationKind::kReduceScatter:
+      return make_reduce_scatter(shape);
+    case OperationKind::kBroadcast:
+      return make_broadcast(shape);
+    case OperationKind::kReduce:
+      return make_reduce(shape);
     case OperationKind::kAllToAll:
       return make_all_to_all(shape);
+    case OperationKind::kAllToAllV:
+      return make_all_to_all_v(shape);
+    case OperationKind::kGather:
+      return make_gather(shape);
+    case OperationKind::kScatter:
+      return make_scatter(shape);
+    case OperationKind::kHypercube:
+      return make_hypercube(shape);
     case OperationKind::kSendRecv:
       return make_sendrecv(shape);
     case OperationKind::kStream:

@@ -19,12 +19,14 @@ struct Shape {
   int ranks;
   int channels;
   workload::ElementType type;
+  workload::ReductionKind reduction = workload::ReductionKind::kSum;
+  int root = 0;
   std::size_t chunk_bytes;  // whole elements, above 0
   std::size_t depth;        // receives posted ahead
   std::size_t group;        // members of a grouped receive
 };
 
-// A size rounded as nccl-tests does: down to whole elements for every rank.
+// A size rounded as nccl-tests does: down to whole elements, and if every rank has a part, to parts of 16 bytes.
 struct Extent {
   std::size_t bytes;  // the size column of the table
   std::size_t count;  // the count column of the table
@@ -51,7 +53,7 @@ class Operation {
   virtual std::vector<Flow> flows() const = 0;
   virtual Extent extent(std::size_t bytes) const = 0;
   virtual Plan plan(const Extent& extent) const = 0;
-  // The send buffer of a rank contains workload::Elements(type, rank, step).
+  // The send buffer of a rank contains contribution(rank, step).
   virtual std::vector<Expected> expected(const Extent& extent, std::uint64_t step) const = 0;
 
   virtual std::size_t staging_bytes() const { return 0; }
@@ -61,14 +63,26 @@ class Operation {
   virtual bool has_result_in_place() const { return false; }
   // Bus bandwidth over algorithm bandwidth, as nccl-tests defines it.
   virtual double bus_factor() const { return 1; }
+  // The bytes of the algorithm bandwidth.
+  virtual std::size_t algorithm_bytes(const Extent& extent) const { return extent.bytes; }
   // The time to report, as a factor of the time of one iteration.
   virtual double time_factor() const { return 1; }
   // Whether iterations may overlap, as in a continuous stream of messages.
   virtual bool overlaps() const { return false; }
 
- protected:
-  std::size_t element() const { return workload::element_bytes(shape_.type); }
+  // What a rank sends: numbers if they are reduced, otherwise any bytes.
   std::unique_ptr<workload::Content> contribution(int rank, std::uint64_t step) const;
+  Arithmetic arithmetic() const { return {shape_.type, shape_.reduction, shape_.rank, shape_.ranks}; }
+
+ protected:
+  static constexpr std::size_t kPartUnit = 16;  // as in nccl-tests
+
+  virtual bool reduces() const { return false; }
+  std::size_t element() const { return workload::element_bytes(shape_.type); }
+  // The bytes of one rank's part of `bytes`.
+  std::size_t part_bytes(std::size_t bytes) const {
+    return bytes / element() / static_cast<std::size_t>(shape_.ranks) * element() / kPartUnit * kPartUnit;
+  }
 
   const Shape shape_;
 };

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <map>
 
@@ -10,17 +11,21 @@
 #include "netapi/rma.h"
 #include "ranks/launcher_variables.h"
 #include "verbatim-perf/nccl_tests_options.h"
-#include "verbatim-perf/puts/put_plan.h"
 
 namespace verbatim::perf {
 namespace {
 
-using workload::ElementType;
-
 const std::map<std::string, OperationKind> kOperations{
     {"all_reduce", OperationKind::kAllReduce},
     {"all_gather", OperationKind::kAllGather},
+    {"reduce_scatter", OperationKind::kReduceScatter},
+    {"broadcast", OperationKind::kBroadcast},
+    {"reduce", OperationKind::kReduce},
     {"alltoall", OperationKind::kAllToAll},
+    {"alltoallv", OperationKind::kAllToAllV},
+    {"gather", OperationKind::kGather},
+    {"scatter", OperationKind::kScatter},
+    {"hypercube", OperationKind::kHypercube},
     {"sendrecv", OperationKind::kSendRecv},
     {"stream", OperationKind::kStream},
     {"pingpong", OperationKind::kPingPong},
@@ -33,46 +38,41 @@ const std::map<std::string, OperationKind> kOperations{
 
 const std::map<std::string, Format> kFormats{{"verbatim", Format::kVerbatim}, {"nccl-tests", Format::kNcclTests}};
 
-constexpr ElementType kTypes[] = {ElementType::kInt8,  ElementType::kUint8,  ElementType::kInt32, ElementType::kUint32,
-                                  ElementType::kInt64, ElementType::kUint64, ElementType::kFloat};
-
 static_assert(ranks::kMaxRanks <= 256, "sums of floats are exact only for up to 256 ranks, see workload/content.h");
 
 constexpr const char* kDescription =
     "nccl-tests for NCCL net plugins, without NCCL: verbatim-perf calls a plugin as NCCL's core does, in host memory\n"
     "or GPU memory (see --memory). It verifies all bytes of the checked iterations (see --check).\n\n"
-    "Operations:\n"
-    "  all_reduce  sum over all ranks, in a ring: first reduce-scatter, then all-gather; only --memory host\n"
-    "  all_gather  ring\n"
-    "  alltoall    every rank to every other\n"
-    "  sendrecv    to the next rank, from the previous one\n"
-    "  stream      rank 0 to rank 1, one way\n"
-    "  pingpong    between ranks 0 and 1; the times are half a round trip: mean, minimum, median, p99, p99.9\n"
-    "  grouped     rank 0 to rank 1, several messages with permuted tags into one grouped receive\n\n"
+    "Operations of nccl-tests. Started by a link with the name of its program (all_reduce_perf), it runs this "
+    "operation,\n"
+    "prints nccl-tests' table, and takes the plugin from NCCL_NET_PLUGIN (default verbatim):\n"
+    "  all_reduce      reduces over all ranks (--op), in a ring: reduce_scatter, then all_gather; only --memory host\n"
+    "  all_gather      ring\n"
+    "  reduce_scatter  ring; only --memory host\n"
+    "  broadcast       from the root along the ring\n"
+    "  reduce          along the ring to the root; only --memory host\n"
+    "  alltoall        every rank to every other\n"
+    "  alltoallv       the same, more to ranks that are farther behind\n"
+    "  gather          every rank to the root\n"
+    "  scatter         from the root to every rank\n"
+    "  hypercube       all_gather with the ranks whose number differs in one bit; ranks are a power of 2\n"
+    "  sendrecv        to the next rank, from the previous one\n\n"
+    "Operations between two ranks:\n"
+    "  stream          rank 0 to rank 1, one way\n"
+    "  pingpong        between ranks 0 and 1; the times are half a round trip: mean, minimum, median, p99, p99.9\n"
+    "  grouped         rank 0 to rank 1, several messages with permuted tags into one grouped receive\n\n"
     "Operations over the plugin's RMA table (v13, v14), in host memory; --contexts divides their bytes:\n"
-    "  put           into the memory of the next rank\n"
-    "  put_signal    the same, each put with a signal; a rank checks its bytes as soon as it sees the signals\n"
-    "  get           from the memory of the next rank\n"
-    "  alltoall_put  into the memory of every rank, with signals that end each iteration\n\n"
+    "  put             into the memory of the next rank\n"
+    "  put_signal      the same, each put with a signal; a rank checks its bytes as soon as it sees the signals\n"
+    "  get             from the memory of the next rank\n"
+    "  alltoall_put    into the memory of every rank, with signals that end each iteration\n\n"
     "Subcommands (must be the first argument):\n"
     "  cost        instructions, verbs calls and memory of a message; see verbatim-perf cost --help\n"
     "  qp-order    effect of the order of the queue pairs; see verbatim-perf qp-order --help";
 
-template <typename Map>
-std::string keys_of(const Map& map) {
-  std::string keys;
-  for (const auto& [key, value] : map) keys += (keys.empty() ? "" : ", ") + key;
-  return keys;
-}
-
-std::map<std::string, ElementType> types_by_name() {
-  std::map<std::string, ElementType> types;
-  for (const ElementType type : kTypes) types[workload::element_name(type)] = type;
-  return types;
-}
-
 // -t and -g of nccl-tests give the ranks of one process. Here each rank is a process, so they can only replace --procs.
-void take_ranks(const CLI::App& app, int ranks, ranks::Job& job) {
+void take_ranks(const CLI::App& app, const Options& options, ranks::Job& job) {
+  const int ranks = options.threads * options.gpus;
   if (job.child) return;
   if (app.count("--procs") > 0) throw Failure("-t and -g replace --procs: give only one of them", ExitStatus::kUsage);
   if (ranks > ranks::kMaxRanks) {
@@ -102,6 +102,8 @@ void check_meaning(const CLI::App& app, const Options& options) {
   refuse("--group", "puts have no receives");
   refuse("--merge", "RMA has physical devices only");
   refuse("--cuda", "it runs in host memory only");
+  refuse("-u", "its buffers begin at a page boundary");
+  refuse("-N", "its sizes run once");
   if (options.operation == OperationKind::kAllToAllPut) {
     refuse("--depth", "each iteration waits for the signals of all ranks");
   }
@@ -136,10 +138,15 @@ void check_consistency(const Options& options) {
   if (pair && options.job.size() != 2) {
     throw Failure(std::string(operation_name(options.operation)) + " needs exactly 2 ranks", ExitStatus::kUsage);
   }
-  if (options.memory == memory::Kind::kCuda && options.operation == OperationKind::kAllReduce) {
+  if (options.operation == OperationKind::kHypercube &&
+      !std::has_single_bit(static_cast<unsigned>(options.job.size()))) {
+    throw Failure("hypercube needs a number of ranks that is a power of 2", ExitStatus::kUsage);
+  }
+  if (options.memory == memory::Kind::kCuda && reduces(options.operation)) {
     throw Failure(
-        "all_reduce adds on the CPU and needs --memory host. Next: for GPU memory use an operation that only moves "
-        "bytes, for example all_gather, or NCCL's all_reduce",
+        std::string(operation_name(options.operation)) +
+            " reduces on the CPU and needs --memory host. Next: for GPU memory use an operation that only moves "
+            "bytes, for example all_gather, or NCCL's own",
         ExitStatus::kUsage);
   }
   if (pair && options.format == Format::kNcclTests) {
@@ -166,6 +173,24 @@ const char* operation_name(OperationKind kind) {
   return "?";
 }
 
+bool is_put_operation(OperationKind kind) {
+  return kind == OperationKind::kPut || kind == OperationKind::kPutSignal || kind == OperationKind::kGet ||
+         kind == OperationKind::kAllToAllPut;
+}
+
+bool reduces(OperationKind kind) {
+  return kind == OperationKind::kAllReduce || kind == OperationKind::kReduceScatter || kind == OperationKind::kReduce;
+}
+
+bool has_root(OperationKind kind) {
+  return kind == OperationKind::kBroadcast || kind == OperationKind::kReduce || kind == OperationKind::kGather ||
+         kind == OperationKind::kScatter;
+}
+
+bool shows_reduction(OperationKind kind) {
+  return reduces(kind) || kind == OperationKind::kSendRecv;
+}
+
 std::vector<std::size_t> message_sizes(const Options& options) {
   std::vector<std::size_t> sizes;
   std::size_t bytes = options.min_bytes;
@@ -180,17 +205,18 @@ std::vector<std::size_t> message_sizes(const Options& options) {
 std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv) {
   Options options;
   CLI::App app(kDescription, "verbatim-perf");
-  const std::map<std::string, ElementType> types = types_by_name();
   const auto size_option = [&app](const std::string& names, std::size_t& into, const std::string& help) {
     cli::add_size_option(app, names, into, help);
   };
 
-  std::string operation;
-  std::string type = workload::element_name(options.type);
-  app.add_option("operation", operation, "one of the operations above")
-      ->required()
-      ->type_name("OP")
-      ->check(CLI::IsMember(kOperations));
+  std::string operation = operation_of_program(argc > 0 ? argv[0] : "");
+  const bool is_link = kOperations.contains(operation);
+  if (!is_link) {
+    app.add_option("operation", operation, "one of the operations above")
+        ->required()
+        ->type_name("OP")
+        ->check(CLI::IsMember(kOperations));
+  }
   app.add_option("--plugin", options.plugin,
                  "the net plugin, found as NCCL finds NCCL_NET_PLUGIN: a path, or NAME for libnccl-net-NAME.so")
       ->type_name("PATH");
@@ -208,7 +234,7 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
   size_option(
       "--chunk", options.chunk_bytes,
       "bytes of the largest single message; a larger transfer is cut into several messages; default: 512K for the "
-      "rings, 128K for alltoall and sendrecv, unlimited for the others");
+      "rings, 128K for other operations of nccl-tests, unlimited for the others");
   app.add_option("--contexts", options.contexts, "put, put_signal, get, alltoall_put: RMA contexts")
       ->check(CLI::Range(1, 64))
       ->capture_default_str();
@@ -236,30 +262,25 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
                  "checked iterations of each size, in addition to the last timed one; 0: no checks")
       ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();
-  app.add_option("-d,--datatype", type, "type of the elements: " + keys_of(types))
-      ->check(CLI::IsMember(types))
-      ->capture_default_str()
-      ->type_name("TYPE");
   int average = static_cast<int>(options.average);
   app.add_option("-a,--average", average,
                  "the time that is reported, of rank 0 (0), or of all ranks the mean (1), minimum (2) or maximum (3)")
       ->check(CLI::Range(0, 3))
       ->capture_default_str();
-  int threads = 1;
-  int gpus = 1;
   CLI::Option* const threads_option =
-      app.add_option("-t,--nthreads", threads,
+      app.add_option("-t,--nthreads", options.threads,
                      "with -g, instead of --procs: N * M ranks on this machine, each a process")
           ->check(CLI::Range(1, ranks::kMaxRanks))
           ->type_name("N");
-  CLI::Option* const gpus_option = app.add_option("-g,--ngpus", gpus, "with -t, instead of --procs: see there")
+  CLI::Option* const gpus_option = app.add_option("-g,--ngpus", options.gpus, "with -t, instead of --procs: see there")
                                        ->check(CLI::Range(1, ranks::kMaxRanks))
                                        ->type_name("M");
-  std::string format = "verbatim";
+  std::string format = is_link ? "nccl-tests" : "verbatim";
   app.add_option("--format", format, "of the table: Verbatim's, or the lines of nccl-tests, with a second run in place")
       ->check(CLI::IsMember(kFormats))
       ->capture_default_str();
-  add_nccl_tests_options(app, options.notes);
+  NcclTestsOptions given;
+  add_nccl_tests_options(app, options, given);
   app.add_option("--compare", options.compare,
                  "run over each plugin of the list in turn, round by round, and print the medians of the rounds, with "
                  "the ratio to the first plugin")
@@ -275,15 +296,25 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
       ->capture_default_str();
   app.add_flag("--plugin-log", options.plugin_log, "print the log lines of the plugin");
 
-  const auto leave = cli::parse(app, argc, argv, [&] {
-    if (threads_option->count() + gpus_option->count() > 0) take_ranks(app, threads * gpus, options.job);
+  const std::vector<std::string> arguments = arguments_of(argc, argv);
+  std::vector<const char*> raw{"verbatim-perf"};
+  options.arguments.assign(argv, argv + argc);
+  for (const std::string& argument : arguments) raw.push_back(argument.c_str());
+  const auto leave = cli::parse(app, static_cast<int>(raw.size()), raw.data(), [&] {
+    const bool has_ranks = threads_option->count() + gpus_option->count() > 0;
+    if (has_ranks) take_ranks(app, options, options.job);
     ranks::complete_job(app, options.job);
+    if (!has_ranks && (options.job.child || options.job.root.empty())) options.gpus = options.job.size();
+    if (is_link && options.plugin.empty() && options.compare.empty()) {
+      const char* const configured = std::getenv("NCCL_NET_PLUGIN");
+      options.plugin = configured != nullptr ? configured : "verbatim";
+    }
     options.average = static_cast<Average>(average);
     options.format = kFormats.at(format);
     options.operation = kOperations.at(operation);
-    options.type = types.at(type);
     check_meaning(app, options);
     check_consistency(options);
+    take_nccl_tests_options(app, given, options);
   });
   if (leave) return *leave;
   return options;

@@ -20,7 +20,14 @@ using ranks::Failure;
 enum class OperationKind : std::uint8_t {
   kAllReduce,
   kAllGather,
+  kReduceScatter,
+  kBroadcast,
+  kReduce,
   kAllToAll,
+  kAllToAllV,
+  kGather,
+  kScatter,
+  kHypercube,
   kSendRecv,
   kStream,
   kPingPong,
@@ -32,6 +39,11 @@ enum class OperationKind : std::uint8_t {
   kAllToAllPut,
 };
 const char* operation_name(OperationKind kind);
+bool is_put_operation(OperationKind kind);
+bool reduces(OperationKind kind);
+bool has_root(OperationKind kind);
+// Whether nccl-tests prints the name of the reduction: sendrecv has one there, too, without a reduction.
+bool shows_reduction(OperationKind kind);
 
 enum class Format : std::uint8_t { kVerbatim, kNcclTests };
 
@@ -62,7 +74,20 @@ struct Options {
   int iterations = 20;
   int warmup_iterations = 1;
   int check_iterations = 1;
-  workload::ElementType type = workload::ElementType::kFloat;
+  // The sizes run once for each type, reduction and root.
+  std::vector<workload::ElementType> types = {workload::ElementType::kFloat};
+  std::vector<workload::ReductionKind> reductions = {workload::ReductionKind::kSum};
+  std::vector<int> roots = {-1};  // -1: the operation has no root
+  int cycles = 1;                 // how often; 0: until the timeout
+  int unalign = 0;                // elements by which the buffers begin behind a page boundary
+  int threads = 1;                // as the header of nccl-tests names them: threads * gpus are the ranks of one process
+  int gpus = 1;
+  bool per_iteration = false;  // columns of nccl-tests' table
+  int per_iteration_skip = 0;
+  bool timestamps = false;
+  std::string nccl_tests_json;         // a file for nccl-tests' JSON
+  std::vector<std::string> arguments;  // for this file
+  double required_busbw = -1;          // NCCL_TESTS_MIN_BW; -1: none
   Average average = Average::kMean;
   Format format = Format::kVerbatim;
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "ranks/connections.h"
+#include "workload/content.h"
 
 namespace verbatim::perf {
 
@@ -25,11 +26,22 @@ struct Message {
   int tag;
 };
 
-// Work after a completed receive: recv[offset] = staging + own[offset], over the bytes of its message.
+// Work after a completed receive: this rank's contribution is added to the message, over its bytes.
 struct Reduction {
   bool wanted = false;
-  std::size_t offset = 0;
-  Buffer own = Buffer::kSend;
+  std::size_t offset = 0;      // of the contribution, and of the result in the receive buffer
+  Buffer own = Buffer::kSend;  // where the contribution is
+  bool stays = false;          // the result stays where the message was received
+  int contribution_of = -1;    // the message is what this rank contributes; -1: a partial result
+  bool last = false;           // the result is complete
+};
+
+// How a rank reduces.
+struct Arithmetic {
+  workload::ElementType type;
+  workload::ReductionKind kind;
+  int rank;
+  int ranks;
 };
 
 // One isend, or one irecv of `Lane::group` messages.

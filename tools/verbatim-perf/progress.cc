@@ -23,8 +23,9 @@ char unwritten_request;
 
 }  // namespace
 
-void Progress::prepare(const Plan& plan) {
+void Progress::prepare(const Plan& plan, const Arithmetic& arithmetic) {
   plan_ = plan;
+  arithmetic_ = arithmetic;
   lanes_.clear();
   for (const Lane& lane : plan_.lanes) {
     lanes_.push_back({.lane = &lane, .connection = &connections_.find(lane.flow, lane.sends)});
@@ -190,10 +191,21 @@ void Progress::reduce(const RunningLane& running, std::uint64_t step) const {
   const Lane& lane = *running.lane;
   const std::uint64_t index = step % lane.steps.size();
   const Message& message = lane.messages[index * lane.group];
-  if (const Reduction& reduction = lane.steps[index].reduction; reduction.wanted) {
-    workload::add_elements(type_, address(Buffer::kRecv, reduction.offset), address(message.buffer, message.offset),
-                           address(reduction.own, reduction.offset), message.bytes);
-  }
+  const Reduction& reduction = lane.steps[index].reduction;
+  if (!reduction.wanted) return;
+  const workload::ReductionKind kind = arithmetic_.kind;
+  const auto multiplier_of = [kind](int rank) {
+    const bool multiplies = kind == workload::ReductionKind::kMulSum && rank >= 0;
+    return multiplies ? workload::multiplier(static_cast<std::uint64_t>(rank)) : 1;
+  };
+  std::byte* const received = address(message.buffer, message.offset);
+  workload::reduce_elements({.type = arithmetic_.type,
+                             .kind = kind,
+                             .left_multiplier = multiplier_of(reduction.contribution_of),
+                             .right_multiplier = multiplier_of(arithmetic_.rank),
+                             .divisor = reduction.last ? arithmetic_.ranks : 1},
+                            reduction.stays ? received : address(Buffer::kRecv, reduction.offset), received,
+                            address(reduction.own, reduction.offset), message.bytes);
 }
 
 std::byte* Progress::address(Buffer buffer, std::size_t offset) const {

@@ -19,16 +19,15 @@ class Progress {
  public:
   // `buffers` are indexed by Buffer and lie in `memory`.
   Progress(netapi::Plugin& plugin, const ranks::Connections& connections, memory::Memory& memory,
-           std::vector<ranks::Piece> buffers, workload::ElementType type, int pause_us)
+           std::vector<ranks::Piece> buffers, int pause_us)
       : plugin_(plugin),
         connections_(connections),
         memory_(memory),
         buffers_(std::move(buffers)),
-        type_(type),
         pause_us_(pause_us) {}
 
   // Stores a plan. run() may then be called any number of times.
-  void prepare(const Plan& plan);
+  void prepare(const Plan& plan, const Arithmetic& arithmetic);
 
   // Runs the iterations one after the other: the next one starts when the previous one is complete on this rank. With
   // `overlap` each lane advances as far as its window and its dependencies allow. `finished` counts completed
@@ -69,9 +68,9 @@ class Progress {
   const ranks::Connections& connections_;
   memory::Memory& memory_;
   const std::vector<ranks::Piece> buffers_;  // by Buffer
-  const workload::ElementType type_;
   const int pause_us_;
   Plan plan_;
+  Arithmetic arithmetic_{};
   std::vector<RunningLane> lanes_;
 };
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/version.h"
 #include "memory/content.h"
 #include "memory/guarded_buffer.h"
 #include "netapi/plugin.h"
@@ -29,7 +30,6 @@
 #include "ranks/worker_thread.h"
 #include "verbatim-perf/operation.h"
 #include "verbatim-perf/progress.h"
-#include "verbatim-perf/puts/put_plan.h"
 #include "verbatim-perf/puts/put_rank.h"
 #include "verbatim-perf/report.h"
 
@@ -75,21 +75,37 @@ class PerfRank final : public ranks::Rank {
     exchange_capabilities();
     connect();
     if (is_first()) {
-      for (const std::string& note : options_.notes) std::fprintf(stderr, "verbatim-perf: note: %s\n", note.c_str());
+      for (const std::string& note : notes()) std::fprintf(stderr, "verbatim-perf: note: %s\n", note.c_str());
       print_header(stdout, report_);
     }
-    for (const std::size_t bytes : sizes_) measure(bytes);
+    for (const workload::ElementType type : options_.types) {
+      for (const workload::ReductionKind reduction : options_.reductions) {
+        for (const int root : options_.roots) measure_sizes(type, reduction, root);
+      }
+    }
     service_.run([this] { connections_->close(); });
     plugin_.finalize();
     if (is_first()) {
       print_footer(stdout, report_);
       if (!options_.json.empty()) write_json(report_, options_.json);
+      nccl_tests_json_.write(report_);
     }
+    if (options_.required_busbw != -1 && std::strcmp(report_.busbw_verdict(), "OK") != 0) return ExitStatus::kWrong;
     return report_.wrong() == 0 ? ExitStatus::kOk : ExitStatus::kWrong;
   }
 
  private:
   bool is_first() const { return options_.job.rank == 0; }
+
+  // nccl-tests' header has no place for the plugin.
+  std::vector<std::string> notes() const {
+    std::vector<std::string> notes = options_.notes;
+    if (options_.format == Format::kNcclTests) {
+      notes.push_back("verbatim-perf " + release_and_commit() + " over " + report_.plugin_name + " (net plugin v" +
+                      std::to_string(report_.api_version) + ", " + report_.plugin_path + "), without NCCL");
+    }
+    return notes;
+  }
 
   // What must be the same on all ranks.
   std::vector<ranks::Fact> facts() const {
@@ -105,8 +121,20 @@ class PerfRank final : public ranks::Rank {
             {"timed iterations (--iters)", std::to_string(options_.iterations)},
             {"warm-up iterations (--warmup_iters)", std::to_string(options_.warmup_iterations)},
             {"checked iterations (--check)", std::to_string(options_.check_iterations)},
-            {"type (--datatype)", workload::element_name(options_.type)},
+            {"type (--datatype)", listed(options_.types, workload::element_name)},
+            {"reduction (--op)", listed(options_.reductions, workload::reduction_name)},
+            {"root (-r)", listed(options_.roots, [](int root) { return std::to_string(root); })},
+            {"runs of all sizes (--run_cycles)", std::to_string(options_.cycles)},
+            {"offset of the buffers (--unalign)", std::to_string(options_.unalign)},
+            {"times of the iterations (--per_iter_timing)", options_.per_iteration ? "wanted" : "not wanted"},
             {"runs of each size (--format)", options_.format == Format::kNcclTests ? "two" : "one"}};
+  }
+
+  template <typename T, typename Name>
+  static std::string listed(const std::vector<T>& values, const Name& name_of) {
+    std::string names;
+    for (const T value : values) names += (names.empty() ? "" : ",") + std::string(name_of(value));
+    return names;
   }
 
   // Exchanges with the other ranks what each plugin supports, and uses the smallest values.
@@ -140,13 +168,31 @@ class PerfRank final : public ranks::Rank {
     }
     report_.group = static_cast<std::size_t>(std::max(1, common.max_recvs));
     report_.chunk_bytes = chunk_bytes(common.max_p2p_bytes);
-    operation_ = make_operation(options_.operation, {.rank = options_.job.rank,
-                                                     .ranks = options_.job.nranks,
-                                                     .channels = options_.channels,
-                                                     .type = options_.type,
-                                                     .chunk_bytes = report_.chunk_bytes,
-                                                     .depth = static_cast<std::size_t>(options_.depth),
-                                                     .group = report_.group});
+    operation_ = operation_of(options_.types.front(), options_.reductions.front(), options_.roots.front());
+  }
+
+  // Connections and memory are the same for all of them.
+  std::unique_ptr<Operation> operation_of(workload::ElementType type, workload::ReductionKind reduction,
+                                          int root) const {
+    return make_operation(options_.operation, {.rank = options_.job.rank,
+                                               .ranks = options_.job.nranks,
+                                               .channels = options_.channels,
+                                               .type = type,
+                                               .reduction = reduction,
+                                               .root = root,
+                                               .chunk_bytes = report_.chunk_bytes,
+                                               .depth = static_cast<std::size_t>(options_.depth),
+                                               .group = report_.group});
+  }
+
+  void measure_sizes(workload::ElementType type, workload::ReductionKind reduction, int root) {
+    operation_ = operation_of(type, reduction, root);
+    row_ = {.type = type, .redop = "none", .root = root};
+    if (shows_reduction(options_.operation)) row_.redop = workload::reduction_name(reduction);
+    if (options_.operation == OperationKind::kHypercube) row_.redop = "";  // as in nccl-tests
+    for (int cycle = 0; cycle < options_.cycles || options_.cycles == 0; ++cycle) {
+      for (const std::size_t bytes : sizes_) measure(bytes);
+    }
   }
 
   // A chunk is at most as large as the largest message; otherwise the staging buffer would be needlessly large.
@@ -158,11 +204,18 @@ class PerfRank final : public ranks::Rank {
   }
 
   void connect() {
-    const Extent largest = operation_->extent(options_.max_bytes);
-    const std::size_t needed[kBuffers] = {largest.send_bytes, largest.recv_bytes, operation_->staging_bytes()};
+    std::size_t needed[kBuffers] = {0, 0, operation_->staging_bytes()};
+    for (const workload::ElementType type : options_.types) {
+      const Extent largest =
+          operation_of(type, options_.reductions.front(), options_.roots.front())->extent(options_.max_bytes);
+      needed[0] = std::max(needed[0], largest.send_bytes);
+      needed[1] = std::max(needed[1], largest.recv_bytes);
+    }
+    const auto unaligned = static_cast<std::size_t>(options_.unalign) * workload::element_bytes(options_.types.front());
     std::vector<ranks::Piece> pieces;
     for (std::size_t i = 0; i < kBuffers; ++i) {
-      buffers_[i] = std::make_unique<GuardedBuffer>(*memory_, needed[i]);
+      const bool is_staging = i == static_cast<std::size_t>(Buffer::kStaging);
+      buffers_[i] = std::make_unique<GuardedBuffer>(*memory_, needed[i], is_staging ? 0 : unaligned);
       pieces.push_back({buffers_[i]->data(), buffers_[i]->capacity()});
     }
     const std::vector<Flow> flows = operation_->flows();
@@ -177,12 +230,12 @@ class PerfRank final : public ranks::Rank {
         return memory_->register_at(plugin_, connection.device, connection.comm, piece.data, piece.bytes);
       });
     });
-    progress_.emplace(*plugin_, *connections_, *memory_, pieces, options_.type, options_.pause_us);
+    progress_.emplace(*plugin_, *connections_, *memory_, pieces, options_.pause_us);
   }
 
   void measure(std::size_t bytes) {
     const Extent extent = operation_->extent(bytes);
-    progress_->prepare(operation_->plan(extent));
+    progress_->prepare(operation_->plan(extent), operation_->arithmetic());
     Outcome own{};
     for (int i = 0; i < options_.check_iterations; ++i) {
       fill(extent);
@@ -193,13 +246,13 @@ class PerfRank final : public ranks::Rank {
     coordinator_.barrier();
     iterate(options_.warmup_iterations, bytes);  // also synchronises the ranks
     std::vector<std::uint64_t> times_ns;
-    const bool times_each = options_.operation == OperationKind::kPingPong;
+    const bool times_each = options_.operation == OperationKind::kPingPong || options_.per_iteration;
     if (times_each) times_ns.reserve(static_cast<std::size_t>(options_.iterations));
     const std::uint64_t begin = monotonic_ns();
     iterate(options_.iterations, bytes, times_each ? &times_ns : nullptr);
     own.elapsed_ns = monotonic_ns() - begin;
     if (options_.check_iterations > 0) own.wrong += check(extent);
-    const Measured measured = gather(extent, own);
+    const Measured measured = gather(extent, own, times_ns);
     std::optional<Measured> in_place;
     if (options_.format == Format::kNcclTests) in_place = measure_in_place(extent, bytes);
     add_row(extent, measured, in_place, times_ns);
@@ -209,27 +262,28 @@ class PerfRank final : public ranks::Rank {
   // received, so only single iterations are checked.
   Measured measure_in_place(const Extent& extent, std::size_t bytes) {
     const std::size_t offset = operation_->in_place_offset(extent);
-    progress_->prepare(in_place(operation_->plan(extent), offset));
+    progress_->prepare(in_place(operation_->plan(extent), offset), operation_->arithmetic());
     const bool checks = operation_->has_result_in_place() && options_.check_iterations > 0;
     Outcome own{};
     for (int i = 0; i < options_.check_iterations && checks; ++i) {
       fill(extent);
-      memory::fill(*memory_, own_content(), buffer(Buffer::kRecv).data() + offset, extent.send_bytes);
+      memory::fill(*memory_, *own_content(), buffer(Buffer::kRecv).data() + offset, extent.send_bytes);
       iterate(1, bytes);
       own.wrong += check(extent);
     }
     coordinator_.barrier();
     iterate(options_.warmup_iterations, bytes);
+    std::vector<std::uint64_t> times_ns;
     const std::uint64_t begin = monotonic_ns();
-    iterate(options_.iterations, bytes);
+    iterate(options_.iterations, bytes, options_.per_iteration ? &times_ns : nullptr);
     own.elapsed_ns = monotonic_ns() - begin;
-    Measured measured = gather(extent, own);
+    Measured measured = gather(extent, own, times_ns);
     if (!checks) measured.wrong.reset();
     return measured;
   }
 
   // What all ranks have measured, as one result.
-  Measured gather(const Extent& extent, const Outcome& own) {
+  Measured gather(const Extent& extent, const Outcome& own, const std::vector<std::uint64_t>& iterations_ns) {
     std::vector<double> times_ns;
     std::uint64_t wrong = 0;
     for (const Outcome& outcome : coordinator_.all_gather_values(own)) {
@@ -237,20 +291,37 @@ class PerfRank final : public ranks::Rank {
       wrong += outcome.wrong;
     }
     const double ns = average_time(options_.average, times_ns) / options_.iterations * operation_->time_factor();
-    const double algbw = static_cast<double>(extent.bytes) / ns;
-    return {.time_us = ns / 1000, .algbw = algbw, .busbw = algbw * operation_->bus_factor(), .wrong = wrong};
+    const double algbw = static_cast<double>(operation_->algorithm_bytes(extent)) / ns;
+    Measured measured{.time_us = ns / 1000, .algbw = algbw, .busbw = algbw * operation_->bus_factor(), .wrong = wrong};
+    if (options_.per_iteration) measured.iterations = times_of_ranks(iterations_ns);
+    return measured;
+  }
+
+  // Of all ranks.
+  IterationTimes times_of_ranks(const std::vector<std::uint64_t>& own_ns) {
+    IterationTimes all;
+    const std::size_t bytes = own_ns.size() * sizeof(std::uint64_t);
+    for (const std::string& part : coordinator_.all_gather({reinterpret_cast<const char*>(own_ns.data()), bytes})) {
+      std::vector<std::uint64_t> ns(own_ns.size());
+      std::memcpy(ns.data(), part.data(), bytes);
+      std::vector<double>& us = all.emplace_back();
+      for (const std::uint64_t each : ns) us.push_back(static_cast<double>(each) / 1000);
+    }
+    return all;
   }
 
   void add_row(const Extent& extent, const Measured& measured, const std::optional<Measured>& in_place,
                const std::vector<std::uint64_t>& times_ns) {
-    Row row{.bytes = extent.bytes,
-            .count = extent.count,
-            .time_us = measured.time_us,
-            .algbw = measured.algbw,
-            .busbw = measured.busbw,
-            .wrong = measured.wrong.value_or(0),
-            .in_place = in_place};
-    if (!times_ns.empty()) {
+    Row row = row_;
+    row.bytes = extent.bytes;
+    row.count = extent.count;
+    row.time_us = measured.time_us;
+    row.algbw = measured.algbw;
+    row.busbw = measured.busbw;
+    row.wrong = measured.wrong.value_or(0);
+    row.in_place = in_place;
+    row.iterations = measured.iterations;
+    if (options_.operation == OperationKind::kPingPong) {
       const auto us = [&](double part) {
         return static_cast<double>(ranks::percentile(times_ns, part)) / 1000 * operation_->time_factor();
       };
@@ -267,7 +338,7 @@ class PerfRank final : public ranks::Rank {
     if (options_.check_iterations == 0 && step_ > 1) return;
     buffer(Buffer::kSend).resize(extent.send_bytes);
     buffer(Buffer::kRecv).resize(extent.recv_bytes);
-    memory::fill(*memory_, own_content(), buffer(Buffer::kSend).data(), extent.send_bytes);
+    memory::fill(*memory_, *own_content(), buffer(Buffer::kSend).data(), extent.send_bytes);
     for (const Expected& expected : operation_->expected(extent, step_)) {
       memory::poison(*memory_, *expected.content, buffer(Buffer::kRecv).data() + expected.offset, expected.bytes,
                      expected.content_offset);
@@ -276,7 +347,7 @@ class PerfRank final : public ranks::Rank {
 
   // Returns the number of wrong elements on this rank; in guards, of wrong bytes.
   std::uint64_t check(const Extent& extent) {
-    const std::size_t unit = workload::element_bytes(options_.type);
+    const std::size_t unit = workload::element_bytes(row_.type);
     std::uint64_t wrong = 0;
     for (const Expected& expected : operation_->expected(extent, step_)) {
       const workload::Mismatch found =
@@ -285,7 +356,7 @@ class PerfRank final : public ranks::Rank {
       wrong += describe("receive", expected.offset, found);
     }
     wrong += describe(
-        "send", 0, memory::verify(*memory_, own_content(), buffer(Buffer::kSend).data(), extent.send_bytes, 0, unit));
+        "send", 0, memory::verify(*memory_, *own_content(), buffer(Buffer::kSend).data(), extent.send_bytes, 0, unit));
     for (const auto& guarded : buffers_) {
       const auto damage = guarded->damage();
       if (!damage) continue;
@@ -319,14 +390,17 @@ class PerfRank final : public ranks::Rank {
     while (done.wait_for(kBarInterval) != std::future_status::ready) {
       const double part = static_cast<double>(finished.load(std::memory_order_relaxed)) / iterations;
       const auto size = static_cast<double>(report_.rows.size());
-      bar_.draw((size + part) / static_cast<double>(sizes_.size()), std::to_string(bytes) + " B");
+      bar_.draw(std::min((size + part) / static_cast<double>(rows()), 1.0), std::to_string(bytes) + " B");
     }
     done.get();
   }
 
-  workload::Elements own_content() const {
-    return {options_.type, static_cast<std::uint64_t>(options_.job.rank), step_};
+  // How many rows the table gets; without end, how many a cycle adds.
+  std::size_t rows() const {
+    return sizes_.size() * options_.types.size() * options_.reductions.size() * options_.roots.size() *
+           static_cast<std::size_t>(std::max(options_.cycles, 1));
   }
+  std::unique_ptr<workload::Content> own_content() const { return operation_->contribution(options_.job.rank, step_); }
   GuardedBuffer& buffer(Buffer which) { return *buffers_[static_cast<std::size_t>(which)]; }
 
   const Options options_;
@@ -340,6 +414,8 @@ class PerfRank final : public ranks::Rank {
   std::optional<Progress> progress_;
   ranks::ProgressBar bar_{options_.job.rank == 0};
   Report report_;
+  const NcclTestsJson nccl_tests_json_{options_.nccl_tests_json, options_.arguments};
+  Row row_;  // of the type, reduction and root that run
   std::uint64_t step_ = 0;
   int errors_ = 0;
   ranks::Worker service_{"service"};

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "netapi/plugin.h"
+#include "verbatim-perf/iterations.h"
 #include "verbatim-perf/options.h"
 
 namespace verbatim::perf {
@@ -34,6 +35,7 @@ struct Measured {
   double algbw = 0;                         // GB/s, 10^9
   double busbw = 0;                         // GB/s
   std::optional<std::uint64_t> wrong = {};  // elements; empty: not checked
+  IterationTimes iterations = {};           // with Options::per_iteration
 };
 
 // One line of the table.
@@ -46,6 +48,10 @@ struct Row {
   std::uint64_t wrong = 0;                // elements
   std::optional<Latency> latency = {};    // of rank 0; pingpong only
   std::optional<Measured> in_place = {};  // with Format::kNcclTests
+  IterationTimes iterations = {};
+  workload::ElementType type = workload::ElementType::kFloat;
+  std::string redop = "none";
+  int root = -1;
 };
 
 struct Report {
@@ -61,6 +67,8 @@ struct Report {
 
   std::uint64_t wrong() const;
   double average_busbw() const;
+  // As nccl-tests: nothing is required, or 90 % of Options::required_busbw are reached or not.
+  const char* busbw_verdict() const;
 };
 
 // The time of an operation from those of the ranks, of rank 0 first.
@@ -78,5 +86,27 @@ void print_nccl_tests_footer(std::FILE* out, const Report& report);
 
 // Throws Failure when the file cannot be written.
 void write_json(const Report& report, const std::string& path);
+
+// The JSON of nccl-tests' option -J. Like there an existing file stays as it is: a number is added to the name.
+class NcclTestsJson {
+ public:
+  // At the start of the run: it remembers the time. Writes nothing unless the name ends with .json, as nccl-tests.
+  NcclTestsJson(std::string path, std::vector<std::string> arguments);
+  void write(const Report& report) const;
+
+ private:
+  const std::string path_;
+  const std::vector<std::string> arguments_;
+  const std::string start_;
+};
+
+// Of this moment, as nccl-tests prints it.
+inline constexpr const char* kTimeFormat = "%Y-%m-%d %H:%M:%S";
+std::string time_of_day();
+// "0000:81:00": nccl-tests prints no function. A device that is none of PCI's has zeros.
+std::string pci_of(const netapi::Properties& device);
+// The number of a rank among those of its host.
+int number_on_host(const Report& report, std::size_t rank);
+std::string program_name(const Report& report);
 
 }  // namespace verbatim::perf

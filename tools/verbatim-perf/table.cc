@@ -3,15 +3,20 @@
 #include <algorithm>
 #include <numeric>
 
-#include "verbatim-perf/puts/put_plan.h"
 #include "verbatim-perf/report.h"
 
 namespace verbatim::perf {
 namespace {
 
+// Whether rows differ in the reduction or the root.
+bool shows_rows_apart(const Options& options) {
+  return options.reductions != std::vector{workload::ReductionKind::kSum} || has_root(options.operation);
+}
+
 cli::Table table_of(const Report& report) {
   std::vector<cli::Column> columns{{"size(B)", 12},        {"count", 12},          {"type", 8},  {"time(us)", 11, 2},
                                    {"algbw(GB/s)", 11, 3}, {"busbw(GB/s)", 11, 3}, {"#wrong", 8}};
+  if (shows_rows_apart(report.options)) columns.insert(columns.begin() + 3, {{"redop", 6}, {"root", 4}});
   if (report.options.operation == OperationKind::kPingPong) {
     for (const char* title : {"min(us)", "p50(us)", "p99(us)", "p99.9(us)"}) columns.push_back({title, 9, 2});
   }
@@ -34,6 +39,12 @@ double Report::average_busbw() const {
     count += row.in_place ? 2 : 1;
   }
   return count == 0 ? 0 : sum / count;
+}
+
+const char* Report::busbw_verdict() const {
+  constexpr double kEnough = 0.9;
+  if (options.required_busbw == -1) return "";
+  return average_busbw() < options.required_busbw * kEnough ? "FAILED" : "OK";
 }
 
 double average_time(Average average, const std::vector<double>& times) {
@@ -81,8 +92,9 @@ void print_header(std::FILE* out, const Report& report) {
 void print_row(std::FILE* out, const Report& report, const Row& row) {
   if (report.options.format == Format::kNcclTests) return print_nccl_tests_row(out, report, row);
   const std::string wrong = report.options.check_iterations == 0 ? "N/A" : std::to_string(row.wrong);
-  std::vector<cli::Cell> cells{
-      row.bytes, row.count, workload::element_name(report.options.type), row.time_us, row.algbw, row.busbw, wrong};
+  std::vector<cli::Cell> cells{row.bytes, row.count, workload::element_name(row.type), row.time_us, row.algbw,
+                               row.busbw, wrong};
+  if (shows_rows_apart(report.options)) cells.insert(cells.begin() + 3, {row.redop, row.root});
   if (row.latency) {
     const Latency& latency = *row.latency;
     for (const double us : {latency.min_us, latency.median_us, latency.p99_us, latency.p999_us}) cells.emplace_back(us);

@@ -3,6 +3,9 @@
 #include <algorithm>
 #include <bit>
 #include <cstring>
+#include <type_traits>
+
+#include "workload/small_float.h"
 
 namespace verbatim::workload {
 namespace {
@@ -12,7 +15,6 @@ static_assert(std::endian::native == std::endian::little, "patterns are defined 
 constexpr std::size_t kWordBytes = sizeof(std::uint64_t);
 constexpr std::size_t kBlockBytes = 4096;
 constexpr std::uint64_t kWeyl = 0x9e3779b97f4a7c15;  // 2^64 / golden ratio: neighbours differ in half of their bits
-constexpr std::uint64_t kFloatMask = 0xffff;
 
 // The finaliser of splitmix64. It is a bijection: different inputs give different words.
 std::uint64_t mix(std::uint64_t x) {
@@ -21,18 +23,104 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
+// A type that C++ has.
 template <typename T>
-void add(void* into, const void* left, const void* right, std::size_t bytes) {
+struct Plain {
+  using Stored = T;
+  using Value = T;
+  static T load(T value) { return value; }
+  static T store(T value) { return value; }
+};
+
+// What is known of a type. `contribution` are the bits of a contribution to a sum: max_exact_ranks() of them are exact.
+struct TypeFacts {
+  const char* name;
+  std::size_t bytes;
+  std::uint64_t contribution;  // 0: integers, all bits
+  int max_ranks;
+};
+
+constexpr TypeFacts kTypes[kElementTypes] = {
+    {"int8", 1, 0, 256},     {"uint8", 1, 0, 256},      {"int32", 4, 0, 256},
+    {"uint32", 4, 0, 256},   {"int64", 8, 0, 256},      {"uint64", 8, 0, 256},
+    {"half", 2, 7, 256},     {"float", 4, 0xffff, 256}, {"double", 8, 0xffffffff, 256},
+    {"bfloat16", 2, 1, 256}, {"f8e4m3", 1, 1, 16},      {"f8e5m2", 1, 1, 8},
+};
+
+const TypeFacts& facts_of(ElementType type) {
+  return kTypes[static_cast<std::size_t>(type)];
+}
+
+// Calls `run` with the codec of a type.
+template <typename Run>
+void with_codec(ElementType type, const Run& run) {
+  switch (type) {
+    case ElementType::kInt8:
+      return run(Plain<std::int8_t>{});
+    case ElementType::kUint8:
+      return run(Plain<std::uint8_t>{});
+    case ElementType::kInt32:
+      return run(Plain<std::int32_t>{});
+    case ElementType::kUint32:
+      return run(Plain<std::uint32_t>{});
+    case ElementType::kInt64:
+      return run(Plain<std::int64_t>{});
+    case ElementType::kUint64:
+      return run(Plain<std::uint64_t>{});
+    case ElementType::kHalf:
+      return run(Half{});
+    case ElementType::kFloat:
+      return run(Plain<float>{});
+    case ElementType::kDouble:
+      return run(Plain<double>{});
+    case ElementType::kBfloat16:
+      return run(Bfloat16{});
+    case ElementType::kFloat8e4m3:
+      return run(Float8e4m3{});
+    case ElementType::kFloat8e5m2:
+      return run(Float8e5m2{});
+  }
+}
+
+// Integers wrap: they are added and multiplied as unsigned numbers of 64 bits, whose low bits are the same.
+template <typename T>
+T add(T left, T right) {
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(static_cast<std::uint64_t>(left) + static_cast<std::uint64_t>(right));
+  } else {
+    return left + right;
+  }
+}
+
+template <typename T>
+T multiply(T left, T right) {
+  if constexpr (std::is_integral_v<T>) {
+    return static_cast<T>(static_cast<std::uint64_t>(left) * static_cast<std::uint64_t>(right));
+  } else {
+    return left * right;
+  }
+}
+
+template <typename T>
+T divide(T value, int divisor) {
+  using Wide = std::conditional_t<std::is_integral_v<T>,
+                                  std::conditional_t<std::is_signed_v<T>, std::int64_t, std::uint64_t>, T>;
+  return static_cast<T>(static_cast<Wide>(value) / static_cast<Wide>(divisor));
+}
+
+template <typename Codec, typename Combine>
+void for_each_element(void* into, const void* left, const void* right, std::size_t bytes, const Combine& combine) {
+  using Stored = typename Codec::Stored;
   auto* const to = static_cast<std::byte*>(into);
   const auto* const l = static_cast<const std::byte*>(left);
   const auto* const r = static_cast<const std::byte*>(right);
-  for (std::size_t at = 0; at + sizeof(T) <= bytes; at += sizeof(T)) {
-    T a;
-    T b;
+  for (std::size_t at = 0; at + sizeof(Stored) <= bytes; at += sizeof(Stored)) {
+    Stored a;
+    Stored b;
     std::memcpy(&a, l + at, sizeof a);
     std::memcpy(&b, r + at, sizeof b);
-    const T sum = static_cast<T>(a + b);
-    std::memcpy(to + at, &sum, sizeof sum);
+    const Stored result = Codec::store(combine(Codec::load(a), Codec::load(b)));
+    std::memcpy(to + at, &result, sizeof result);
   }
 }
 
@@ -65,86 +153,98 @@ void Pattern::produce(void* out, std::size_t bytes, std::uint64_t offset) const 
 }
 
 std::size_t element_bytes(ElementType type) {
-  switch (type) {
-    case ElementType::kInt8:
-    case ElementType::kUint8:
-      return 1;
-    case ElementType::kInt32:
-    case ElementType::kUint32:
-    case ElementType::kFloat:
-      return 4;
-    case ElementType::kInt64:
-    case ElementType::kUint64:
-      return 8;
-  }
-  return 1;
+  return facts_of(type).bytes;
 }
 
 const char* element_name(ElementType type) {
-  switch (type) {
-    case ElementType::kInt8:
-      return "int8";
-    case ElementType::kUint8:
-      return "uint8";
-    case ElementType::kInt32:
-      return "int32";
-    case ElementType::kUint32:
-      return "uint32";
-    case ElementType::kInt64:
-      return "int64";
-    case ElementType::kUint64:
-      return "uint64";
-    case ElementType::kFloat:
-      return "float";
-  }
-  return "?";
+  return facts_of(type).name;
 }
 
-Elements::Elements(ElementType type, std::uint64_t source, std::uint64_t step) : type_(type), pattern_(source, step) {}
+const char* reduction_name(ReductionKind kind) {
+  constexpr const char* kNames[kReductionKinds] = {"sum", "prod", "max", "min", "avg", "mulsum"};
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+int multiplier(std::uint64_t source) {
+  return source % 2 == 0 ? 1 : -1;
+}
+
+int max_exact_ranks(ElementType type) {
+  return facts_of(type).max_ranks;
+}
+
+Elements::Elements(ElementType type, std::uint64_t source, std::uint64_t step, ReductionKind kind)
+    : type_(type), kind_(kind), pattern_(source, step) {}
 
 void Elements::produce(void* out, std::size_t bytes, std::uint64_t offset) const {
   pattern_.produce(out, bytes, offset);
-  if (type_ != ElementType::kFloat) return;
-  auto* const to = static_cast<std::byte*>(out);
-  for (std::size_t at = 0; at + sizeof(float) <= bytes; at += sizeof(float)) {
-    std::uint32_t bits;
-    std::memcpy(&bits, to + at, sizeof bits);
-    const auto value = static_cast<float>(bits & kFloatMask);
-    std::memcpy(to + at, &value, sizeof value);
-  }
+  const std::uint64_t mask = facts_of(type_).contribution;
+  const bool is_product = kind_ == ReductionKind::kProd;
+  if (mask == 0 && !is_product) return;
+  with_codec(type_, [&](auto codec) {
+    using Codec = decltype(codec);
+    using Value = typename Codec::Value;
+    using Stored = typename Codec::Stored;
+    auto* const to = static_cast<std::byte*>(out);
+    for (std::size_t at = 0; at + sizeof(Stored) <= bytes; at += sizeof(Stored)) {
+      std::uint64_t random = 0;
+      std::memcpy(&random, to + at, sizeof(Stored));
+      Value value = static_cast<Value>(random & mask);
+      if (is_product) value = static_cast<Value>(mask == 0 ? random | 1 : 1);
+      if (is_product && mask != 0 && random % 2 != 0) value = static_cast<Value>(-1);
+      const Stored stored = Codec::store(value);
+      std::memcpy(to + at, &stored, sizeof stored);
+    }
+  });
 }
 
-Sum::Sum(ElementType type, std::uint64_t sources, std::uint64_t step) : type_(type) {
-  for (std::uint64_t source = 0; source < sources; ++source) contributions_.emplace_back(type, source, step);
+Reduced::Reduced(ElementType type, ReductionKind kind, std::uint64_t sources, std::uint64_t step)
+    : type_(type), kind_(kind) {
+  for (std::uint64_t source = 0; source < sources; ++source) contributions_.emplace_back(type, source, step, kind);
 }
 
-void Sum::produce(void* out, std::size_t bytes, std::uint64_t offset) const {
+void Reduced::produce(void* out, std::size_t bytes, std::uint64_t offset) const {
   std::byte one[kBlockBytes];
   auto* const to = static_cast<std::byte*>(out);
+  const std::size_t sources = contributions_.size();
   for (std::size_t at = 0; at < bytes; at += kBlockBytes) {
     const std::size_t block = std::min(kBlockBytes, bytes - at);
-    std::memset(to + at, 0, block);
-    for (const Elements& contribution : contributions_) {
-      contribution.produce(one, block, offset + at);
-      add_elements(type_, to + at, to + at, one, block);
+    contributions_.front().produce(to + at, block, offset + at);  // rank 0 multiplies by 1
+    for (std::size_t source = 1; source < sources; ++source) {
+      contributions_[source].produce(one, block, offset + at);
+      const bool last = source + 1 == sources;
+      reduce_elements({.type = type_,
+                       .kind = kind_,
+                       .right_multiplier = kind_ == ReductionKind::kMulSum ? multiplier(source) : 1,
+                       .divisor = kind_ == ReductionKind::kAvg && last ? static_cast<int>(sources) : 1},
+                      to + at, to + at, one, block);
     }
   }
 }
 
-void add_elements(ElementType type, void* into, const void* left, const void* right, std::size_t bytes) {
-  switch (type) {  // two's complement: the unsigned sum has the same bits as the signed one
-    case ElementType::kInt8:
-    case ElementType::kUint8:
-      return add<std::uint8_t>(into, left, right, bytes);
-    case ElementType::kInt32:
-    case ElementType::kUint32:
-      return add<std::uint32_t>(into, left, right, bytes);
-    case ElementType::kInt64:
-    case ElementType::kUint64:
-      return add<std::uint64_t>(into, left, right, bytes);
-    case ElementType::kFloat:
-      return add<float>(into, left, right, bytes);
-  }
+void reduce_elements(const Reduction& reduction, void* into, const void* left, const void* right, std::size_t bytes) {
+  with_codec(reduction.type, [&](auto codec) {
+    using Codec = decltype(codec);
+    using Value = typename Codec::Value;
+    const auto run = [&](const auto& combine) { for_each_element<Codec>(into, left, right, bytes, combine); };
+    switch (reduction.kind) {
+      case ReductionKind::kSum:
+        return run([](Value a, Value b) { return add(a, b); });
+      case ReductionKind::kProd:
+        return run([](Value a, Value b) { return multiply(a, b); });
+      case ReductionKind::kMax:
+        return run([](Value a, Value b) { return std::max(a, b); });
+      case ReductionKind::kMin:
+        return run([](Value a, Value b) { return std::min(a, b); });
+      case ReductionKind::kAvg:
+        return run([&](Value a, Value b) { return divide(add(a, b), reduction.divisor); });
+      case ReductionKind::kMulSum: {
+        const auto of_left = static_cast<Value>(reduction.left_multiplier);
+        const auto of_right = static_cast<Value>(reduction.right_multiplier);
+        return run([&](Value a, Value b) { return add(multiply(a, of_left), multiply(b, of_right)); });
+      }
+    }
+  });
 }
 
 }  // namespace verbatim::workload

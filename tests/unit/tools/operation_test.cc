@@ -7,6 +7,7 @@
 #include <memory>
 #include <numeric>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace verbatim::perf {
@@ -23,8 +24,12 @@ struct Case {
 std::vector<Case> cases() {
   std::vector<Case> all;
   for (const OperationKind kind :
-       {OperationKind::kAllReduce, OperationKind::kAllGather, OperationKind::kAllToAll, OperationKind::kSendRecv}) {
-    for (const int ranks : {1, 2, 3, 5}) {
+       {OperationKind::kAllReduce, OperationKind::kAllGather, OperationKind::kReduceScatter, OperationKind::kBroadcast,
+        OperationKind::kReduce, OperationKind::kAllToAll, OperationKind::kAllToAllV, OperationKind::kGather,
+        OperationKind::kScatter, OperationKind::kHypercube, OperationKind::kSendRecv}) {
+    for (const int ranks : {1, 2, 3, 5, 8}) {
+      const bool is_power_of_two = (ranks & (ranks - 1)) == 0;
+      if (kind == OperationKind::kHypercube && !is_power_of_two) continue;
       for (const int channels : {1, 3}) {
         for (const std::size_t bytes : {0UL, 4UL, 100UL, 40'004UL, 123'456UL})
           all.push_back({kind, ranks, channels, bytes});
@@ -52,6 +57,7 @@ class OperationPlan : public testing::TestWithParam<Case> {
                                                              .ranks = GetParam().ranks,
                                                              .channels = GetParam().channels,
                                                              .type = GetParam().type,
+                                                             .root = GetParam().ranks / 2,
                                                              .chunk_bytes = kChunkBytes,
                                                              .depth = kDepth,
                                                              .group = 5}));
@@ -145,13 +151,17 @@ TEST_P(OperationPlan, EveryExpectedByte_IsWrittenOnce) {
         if (message.buffer == Buffer::kRecv) count(written, message.offset, message.bytes);
       }
       for (std::size_t i = 0; i < lane.steps.size(); ++i) {
-        if (lane.steps[i].reduction.wanted) count(reduced, lane.steps[i].reduction.offset, lane.messages[i].bytes);
+        const Reduction& reduction = lane.steps[i].reduction;
+        if (reduction.wanted && !reduction.stays)
+          count(reduced, lane.steps[i].reduction.offset, lane.messages[i].bytes);
       }
     }
     for (const Expected& piece : operations_[rank]->expected(extents_[rank], 1)) {
       count(expected, piece.offset, piece.bytes);
     }
     for (std::size_t i = 0; i < expected.size(); ++i) {
+      // reduce_scatter: the other parts of the buffer hold partial results
+      if (GetParam().kind == OperationKind::kReduceScatter && expected[i] == 0) continue;
       // all_reduce: the part that this rank reduces last is final and is not received again
       const int final_writes = written[i] > 0 ? written[i] : reduced[i];
       ASSERT_EQ(expected[i], final_writes) << "rank " << rank << ", byte " << i;
@@ -198,6 +208,37 @@ INSTANTIATE_TEST_SUITE_P(Operations, OperationPlan, testing::ValuesIn(cases()), 
   return std::string(operation_name(c.kind)) + "_" + std::to_string(c.ranks) + "ranks_" + std::to_string(c.channels) +
          "channels_" + std::to_string(c.bytes) + "bytes_" + workload::element_name(c.type);
 });
+
+// doc/PERFORMANCE.md and the functions GetBw of nccl-tests 2.19.6: bus bandwidth over algorithm bandwidth, and the
+// bytes of the algorithm bandwidth over the size.
+TEST(Bandwidths, EveryOperation_HasThoseOfNcclTests) {
+  constexpr std::size_t kBytes = 12'000;  // 4 parts of 3000 bytes, down to 2992
+  for (const auto& [kind, factor, algorithm, size] :
+       std::vector<std::tuple<OperationKind, double, double, std::size_t>>{
+           {OperationKind::kAllReduce, 1.5, 1, 12'000},
+           {OperationKind::kAllGather, 0.75, 1, 11'968},
+           {OperationKind::kReduceScatter, 0.75, 1, 11'968},
+           {OperationKind::kBroadcast, 1, 1, 12'000},
+           {OperationKind::kReduce, 1, 1, 12'000},
+           {OperationKind::kAllToAll, 0.75, 1, 11'968},
+           {OperationKind::kAllToAllV, 0.75, 1, 11'952},
+           {OperationKind::kGather, 0.75, 1, 11'968},
+           {OperationKind::kScatter, 0.75, 1, 11'968},
+           {OperationKind::kHypercube, 1, 0.75, 11'968},
+           {OperationKind::kSendRecv, 1, 1, 12'000}}) {
+    const auto operation = make_operation(kind, {.rank = 1,
+                                                 .ranks = 4,
+                                                 .channels = 1,
+                                                 .type = workload::ElementType::kFloat,
+                                                 .chunk_bytes = kChunkBytes,
+                                                 .depth = kDepth,
+                                                 .group = 1});
+    const Extent extent = operation->extent(kBytes);
+    EXPECT_EQ(size, extent.bytes) << operation_name(kind);
+    EXPECT_EQ(factor, operation->bus_factor()) << operation_name(kind);
+    EXPECT_EQ(algorithm * static_cast<double>(size), operation->algorithm_bytes(extent)) << operation_name(kind);
+  }
+}
 
 TEST(PartOf, AllParts_CoverTheWholeInUnits) {
   for (const std::size_t bytes : {0UL, 4UL, 8UL, 100UL, 4'000UL}) {

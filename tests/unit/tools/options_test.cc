@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdlib>
 #include <string>
 #include <utility>
 #include <variant>
@@ -116,7 +118,7 @@ TEST(ParseOptions, NcclTestsOptions_AreAccepted) {
   EXPECT_EQ(7, options.iterations);
   EXPECT_EQ(3, options.warmup_iterations);
   EXPECT_EQ(2, options.check_iterations);
-  EXPECT_EQ(workload::ElementType::kFloat, options.type);
+  EXPECT_EQ(std::vector{workload::ElementType::kFloat}, options.types);
   EXPECT_EQ(5, options.job.procs);
 }
 
@@ -128,7 +130,10 @@ TEST(ParseOptions, Defaults_AreThoseOfNcclTests) {
   EXPECT_EQ(20, options.iterations);
   EXPECT_EQ(1, options.warmup_iterations);
   EXPECT_EQ(1, options.check_iterations);
-  EXPECT_EQ(workload::ElementType::kFloat, options.type);
+  EXPECT_EQ(std::vector{workload::ElementType::kFloat}, options.types);
+  EXPECT_EQ(std::vector{workload::ReductionKind::kSum}, options.reductions);
+  EXPECT_EQ(std::vector{-1}, options.roots);
+  EXPECT_EQ(1, options.cycles);
   EXPECT_EQ(Average::kMean, options.average);
 }
 
@@ -152,26 +157,90 @@ TEST(ParseOptions, ThreadsAndGpus_AreRanks) {
   EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "-t", "32", "-g", "32"}));
 }
 
+// Every option of nccl-tests 2.19.6 (src/common.cu, longopts), by both names, that does not change what runs here.
 TEST(ParseOptions, OptionsWithoutEffect_AreNotedOnlyIfNotTheDefault) {
-  EXPECT_TRUE(parsed({"all_reduce", "--plugin", "p.so", "-o", "sum", "-p", "0", "-z", "0", "-m", "1"}).notes.empty());
-  const Options options = parsed({"all_reduce", "--plugin", "p.so", "-p", "1", "-z", "1", "-r", "3", "-R", "2"});
-  ASSERT_EQ(4U, options.notes.size());
-  std::string notes;
-  for (const std::string& note : options.notes) notes += note + "\n";
-  for (const char* name : {"--parallel_init 1", "--blocking 1", "-r", "--local_register 2"}) {
-    EXPECT_NE(std::string::npos, notes.find(name)) << notes;
+  for (const auto& [letter, name, default_value] :
+       std::vector<std::array<const char*, 3>>{{"-m", "--agg_iters", "1"},
+                                               {"-p", "--parallel_init", "0"},
+                                               {"-z", "--blocking", "0"},
+                                               {"-y", "--stream_null", "0"},
+                                               {"-G", "--cudagraph", "0"},
+                                               {"-C", "--report_cputime", "0"},
+                                               {"-R", "--local_register", "0"},
+                                               {"-x", "--cta_policy", "-1"},
+                                               {"-D", "--device_implementation", "0"},
+                                               {"-V", "--device_cta_count", "16"},
+                                               {"-M", "--memory", "0"}}) {
+    for (const char* option : {letter, name}) {
+      EXPECT_TRUE(parsed({"all_reduce", "--plugin", "p.so", option, default_value}).notes.empty()) << option;
+      const std::vector<std::string> notes = parsed({"all_reduce", "--plugin", "p.so", option, "2"}).notes;
+      ASSERT_EQ(1U, notes.size()) << option;
+      EXPECT_TRUE(notes[0].starts_with(std::string(letter) + "," + name)) << notes[0];
+      EXPECT_NE(std::string::npos, notes[0].find(" 2 has no effect: ")) << notes[0];
+      EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", option, "x"})) << option;
+    }
   }
+  EXPECT_EQ(1U, parsed({"all_reduce", "--plugin", "p.so", "-r", "1"}).notes.size());
+  EXPECT_EQ(1U, parsed({"all_gather", "--plugin", "p.so", "-o", "max"}).notes.size());
 }
 
-TEST(ParseOptions, OptionsThatAskForMore_AreRefusedByName) {
-  for (const auto& [letter, value] : std::vector<std::pair<const char*, const char*>>{
-           {"-o", "max"}, {"-m", "4"}, {"-G", "1"}, {"-C", "1"}, {"-N", "2"}, {"-J", "f"}, {"-D", "1"}, {"-r", "x"}}) {
-    const auto result = parse({"all_reduce", "--plugin", "p.so", letter, value});
-    const auto* const refused = std::get_if<EarlyExit>(&result);
-    ASSERT_NE(nullptr, refused) << letter;
-    EXPECT_EQ(ExitStatus::kUsage, refused->status);
-    EXPECT_NE(std::string::npos, refused->text.find(std::string(letter) + ",--")) << refused->text;
+TEST(ParseOptions, TypesReductionsAndRoots_AreOneOrAll) {
+  const Options one = parsed({"reduce", "--plugin", "p.so", "-d", "bfloat16", "-o", "mulsum", "--root", "1"});
+  EXPECT_EQ(std::vector{workload::ElementType::kBfloat16}, one.types);
+  EXPECT_EQ(std::vector{workload::ReductionKind::kMulSum}, one.reductions);
+  EXPECT_EQ(std::vector{1}, one.roots);
+  const Options all = parsed({"reduce", "--plugin", "p.so", "-d", "all", "-o", "all", "--root=-1", "-g", "3"});
+  EXPECT_EQ(workload::kElementTypes, all.types.size());
+  EXPECT_EQ(workload::kReductionKinds, all.reductions.size());
+  EXPECT_EQ((std::vector{0, 1, 2}), all.roots);
+  // Not exact: sums of more ranks in few bits.
+  const Options many = parsed({"reduce", "--plugin", "p.so", "-d", "all", "-g", "16"});
+  EXPECT_EQ(workload::kElementTypes - 1, many.types.size());
+  EXPECT_EQ(1U, many.notes.size());
+  EXPECT_EQ(workload::kElementTypes, parsed({"gather", "--plugin", "p.so", "-d", "all", "-g", "16"}).types.size());
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"reduce", "--plugin", "p.so", "-d", "f8e4m3", "-g", "17"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"reduce", "--plugin", "p.so", "-r", "2"}));
+}
+
+TEST(ParseOptions, ProgramOfNcclTests_IsItsOperation) {
+  const auto started_as = [](const char* program) {
+    const std::vector<const char*> arguments{program, "-b", "8", "-e", "8"};
+    return parse_options(static_cast<int>(arguments.size()), arguments.data());
+  };
+  setenv("NCCL_NET_PLUGIN", "other", 1);
+  for (const char* name : {"all_reduce", "all_gather", "broadcast", "reduce_scatter", "reduce", "alltoall", "alltoallv",
+                           "scatter", "gather", "sendrecv", "hypercube"}) {
+    const auto result = started_as(("/usr/bin/" + std::string(name) + "_perf").c_str());
+    ASSERT_TRUE(std::holds_alternative<Options>(result)) << std::get<EarlyExit>(result).text;
+    const auto& options = std::get<Options>(result);
+    EXPECT_STREQ(name, operation_name(options.operation));
+    EXPECT_EQ(Format::kNcclTests, options.format);
+    EXPECT_EQ("other", options.plugin);
   }
+  unsetenv("NCCL_NET_PLUGIN");
+  EXPECT_EQ("verbatim", std::get<Options>(started_as("all_reduce_perf")).plugin);
+  EXPECT_TRUE(std::holds_alternative<EarlyExit>(started_as("no_such_perf")));
+}
+
+TEST(ParseOptions, ColumnsOfNcclTests_NeedItsTable) {
+  const Options options = parsed({"all_reduce", "--plugin", "p.so", "--format", "nccl-tests", "-I", "1", "-K", "3",
+                                  "-S", "1", "-N", "0", "-u", "2"});
+  EXPECT_TRUE(options.per_iteration && options.timestamps);
+  EXPECT_EQ(3, options.per_iteration_skip);
+  EXPECT_EQ(0, options.cycles);
+  EXPECT_EQ(2, options.unalign);
+  for (const auto& extra :
+       std::vector<std::vector<const char*>>{{"-I", "1"}, {"-S", "1"}, {"-J", "f.json"}, {"-K", "1"}, {"-I", "2"}}) {
+    std::vector<const char*> arguments{"all_reduce", "--plugin", "p.so"};
+    arguments.insert(arguments.end(), extra.begin(), extra.end());
+    EXPECT_EQ(ExitStatus::kUsage, status_of_invalid(arguments)) << extra[0];
+  }
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "--format", "nccl-tests", "-I",
+                                                   "1", "-n", "3", "-K", "3"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "-u", "1", "-d", "all"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"put", "--plugin", "p.so", "-d", "all"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"put", "--plugin", "p.so", "-u", "1"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"put", "--plugin", "p.so", "-N", "2"}));
   EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"stream", "--plugin", "p.so", "--format", "nccl-tests"}));
 }
 
@@ -191,7 +260,9 @@ TEST(ParseOptions, LongNames_AreAccepted) {
 }
 
 TEST(ParseOptions, EveryOperation_IsAccepted) {
-  for (const char* name : {"all_reduce", "all_gather", "alltoall", "sendrecv", "stream", "pingpong", "grouped"}) {
+  for (const char* name : {"all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "alltoall", "alltoallv",
+                           "gather", "scatter", "hypercube", "sendrecv", "stream", "pingpong", "grouped", "put",
+                           "put_signal", "get", "alltoall_put"}) {
     EXPECT_STREQ(name, operation_name(parsed({name, "--plugin", "p.so"}).operation));
   }
 }
@@ -206,11 +277,14 @@ TEST(ParseOptions, RootRankAndNranks_AreAccepted) {
 TEST(ParseOptions, InvalidOptions_AreRejected) {
   EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({}));
   EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce"}));
-  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"reduce", "--plugin", "p.so"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"reduce_all", "--plugin", "p.so"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "-o", "xor"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"hypercube", "--plugin", "p.so", "-g", "3"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"reduce", "--plugin", "p.so", "--memory", "cuda"}));
   EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "-b", "x"}));
   EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "-b", "9", "-e", "8"}));
   EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "-n", "0"}));
-  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "-d", "double"}));
+  EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "-d", "complex"}));
   EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "--procs", "0"}));
   EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "--rank", "0"}));
   EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", "--root", "h:1"}));

@@ -68,15 +68,37 @@ TEST(ResultTable, NcclTestsFormat_FitsNumbersAndAveragesBothRuns) {
   report.options.format = Format::kNcclTests;
   report.rows.resize(1);
   report.rows[0] = {.bytes = 16, .count = 4, .time_us = 12345.678, .algbw = 1234.56, .busbw = 2, .wrong = 5};
-  report.rows[0].in_place = Measured{.time_us = 0.5, .algbw = 123456, .busbw = 4};
+  report.rows[0].redop = "sum";
+  report.rows[0].in_place = Measured{.time_us = 9999.996, .algbw = 123456, .busbw = 12'345'678};
+  const auto row = [&] { return printed([&](std::FILE* out) { print_row(out, report, report.rows[0]); }); };
   EXPECT_EQ(
-      "          16             4     float     sum      -1  12345.7  1234.6    2.00       5     0.50  123456    4.00  "
-      "   N/A\n",
-      printed([&](std::FILE* out) { print_row(out, report, report.rows[0]); }));
+      "          16             4     float     sum      -1  12345.7  1234.6    2.00       5  10000.0  123456   1e+07  "
+      "  N/A\n",
+      row());
+  report.rows[0].in_place->wrong = 12'345'678;
+  EXPECT_TRUE(row().ends_with("  1.23457e+07\n")) << row();
+  report.rows[0].in_place = Measured{.time_us = 1, .algbw = 1, .busbw = 4};
+  const auto footer = [&] { return printed([&](std::FILE* out) { print_footer(out, report); }); };
   EXPECT_EQ(
       "# Out of bounds values : 5 FAILED\n# Avg bus bandwidth    : 3 \n#\n# Collective test concluded: "
-      "all_reduce_perf\n",
-      printed([&](std::FILE* out) { print_footer(out, report); }));
+      "all_reduce_perf\n#\n\n",
+      footer());
+  report.options.required_busbw = 3.3;
+  EXPECT_NE(std::string::npos, footer().find("bandwidth    : 3 OK\n"));
+  report.options.required_busbw = 3.4;
+  EXPECT_NE(std::string::npos, footer().find("bandwidth    : 3 FAILED\n"));
+}
+
+// Of the iterations that are not skipped: the mean is 3, and the deviation the root of 2.
+TEST(ResultTable, TimesOfIterations_AreMinimumMaximumPercentileAndVariation) {
+  Report report = two_rows();
+  report.options.format = Format::kNcclTests;
+  report.options.per_iteration = true;
+  report.options.per_iteration_skip = 1;
+  report.rows[0].iterations = {{100, 5, 1, 3, 2, 1}, {1, 1, 4, 1, 1, 1}};
+  EXPECT_TRUE(printed([&](std::FILE* out) {
+                print_row(out, report, report.rows[0]);
+              }).ends_with("       0     1.00     5.00     5.00    47.14\n"));
 }
 
 TEST(ResultTable, Footer_HasWrongCountAndAverage) {

@@ -1,8 +1,9 @@
-// Patterns, elements and their sums: the contents of test messages depend on source, step and offset.
+// Patterns, elements and their reductions: the contents of test messages depend on source, step and offset.
 #include "workload/content.h"
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <set>
 #include <string>
@@ -49,40 +50,88 @@ TEST(Pattern, OneMebibyte_RepeatsNoWord) {
   EXPECT_EQ(bytes.size() / 8, words.size());
 }
 
-class SumOfElements : public testing::TestWithParam<ElementType> {};
+struct Operands {
+  ElementType type;
+  ReductionKind kind;
+};
 
-TEST_P(SumOfElements, AnyOrderAndOffset_GivesSameSum) {
-  constexpr std::size_t kBytes = 10'000 - 10'000 % 8;
-  const ElementType type = GetParam();
-  std::vector<std::uint8_t> forward(kBytes), backward(kBytes);
-  for (std::uint64_t source = 0; source < 5; ++source) {
-    add_elements(type, forward.data(), forward.data(), bytes_of(Elements(type, source, 9), kBytes).data(), kBytes);
-    add_elements(type, backward.data(), bytes_of(Elements(type, 4 - source, 9), kBytes).data(), backward.data(),
-                 kBytes);
+std::vector<Operands> all_operands() {
+  std::vector<Operands> all;
+  for (std::size_t type = 0; type < kElementTypes; ++type) {
+    for (std::size_t kind = 0; kind < kReductionKinds; ++kind) {
+      all.push_back({static_cast<ElementType>(type), static_cast<ReductionKind>(kind)});
+    }
   }
-  const Sum sum(type, 5, 9);
-  EXPECT_EQ(forward, backward);
-  EXPECT_EQ(forward, bytes_of(sum, kBytes));
-  const std::vector<std::uint8_t> tail(forward.begin() + 4'800, forward.end());
-  EXPECT_EQ(tail, bytes_of(sum, kBytes - 4'800, 4'800));
-  EXPECT_NE(forward, bytes_of(Sum(type, 5, 8), kBytes));
-  EXPECT_NE(forward, bytes_of(Sum(type, 4, 9), kBytes));
+  return all;
 }
 
-INSTANTIATE_TEST_SUITE_P(Types, SumOfElements,
-                         testing::Values(ElementType::kInt8, ElementType::kUint8, ElementType::kInt32,
-                                         ElementType::kUint32, ElementType::kInt64, ElementType::kUint64,
-                                         ElementType::kFloat),
-                         [](const auto& tested) { return std::string(element_name(tested.param)); });
+class ReductionOfElements : public testing::TestWithParam<Operands> {};
 
-TEST(AddElements, IntegersAndFloats_WrapAndAdd) {
-  std::uint32_t whole = 0xffffffff;
-  const std::uint32_t two = 2;
-  add_elements(ElementType::kUint32, &whole, &whole, &two, sizeof whole);
-  EXPECT_EQ(1U, whole);
-  float half = 0.5F;
-  add_elements(ElementType::kFloat, &half, &half, &half, sizeof half);
-  EXPECT_EQ(1.0F, half);
+// A ring begins at any rank, and multiplies a contribution where it arrives; the last rank divides.
+TEST_P(ReductionOfElements, AnyOrderAndOffset_GivesSameResult) {
+  constexpr std::size_t kBytes = 10'000 - 10'000 % 8;
+  const auto [type, kind] = GetParam();
+  const auto ranks = static_cast<std::uint64_t>(std::min(max_exact_ranks(type), 32));
+  const auto multiplier_of = [&](std::uint64_t rank) { return kind == ReductionKind::kMulSum ? multiplier(rank) : 1; };
+  const auto reduced_from = [&](std::uint64_t first) {
+    std::vector<std::uint8_t> result = bytes_of(Elements(type, first, 9, kind), kBytes);
+    for (std::uint64_t i = 1; i < ranks; ++i) {
+      const std::uint64_t rank = (first + i) % ranks;
+      reduce_elements({.type = type,
+                       .kind = kind,
+                       .left_multiplier = i == 1 ? multiplier_of(first) : 1,
+                       .right_multiplier = multiplier_of(rank),
+                       .divisor = kind == ReductionKind::kAvg && i + 1 == ranks ? static_cast<int>(ranks) : 1},
+                      result.data(), result.data(), bytes_of(Elements(type, rank, 9, kind), kBytes).data(), kBytes);
+    }
+    return result;
+  };
+  const std::vector<std::uint8_t> result = bytes_of(Reduced(type, kind, ranks, 9), kBytes);
+  EXPECT_EQ(result, reduced_from(0));
+  EXPECT_EQ(result, reduced_from(3));
+  const std::vector<std::uint8_t> tail(result.begin() + 4'800, result.end());
+  EXPECT_EQ(tail, bytes_of(Reduced(type, kind, ranks, 9), kBytes - 4'800, 4'800));
+  EXPECT_NE(bytes_of(Reduced(type, kind, 3, 9), kBytes), bytes_of(Reduced(type, kind, 3, 8), kBytes));
+  EXPECT_NE(bytes_of(Reduced(type, kind, 3, 9), kBytes), bytes_of(Reduced(type, kind, 2, 9), kBytes));
+}
+
+INSTANTIATE_TEST_SUITE_P(TypesAndKinds, ReductionOfElements, testing::ValuesIn(all_operands()), [](const auto& tested) {
+  return std::string(element_name(tested.param.type)) + "_" + reduction_name(tested.param.kind);
+});
+
+template <typename T>
+T reduced(Reduction reduction, T left, T right) {
+  reduce_elements(reduction, &left, &left, &right, sizeof left);
+  return left;
+}
+
+TEST(ReduceElements, Integers_WrapAndHaveSigns) {
+  EXPECT_EQ(1U, reduced<std::uint32_t>({ElementType::kUint32, ReductionKind::kSum}, 0xffffffff, 2));
+  EXPECT_EQ(4, reduced<std::int8_t>({ElementType::kInt8, ReductionKind::kProd}, -126, 2));
+  EXPECT_EQ(1, reduced<std::int8_t>({ElementType::kInt8, ReductionKind::kMax}, -1, 1));
+  EXPECT_EQ(1, reduced<std::uint8_t>({ElementType::kUint8, ReductionKind::kMin}, 255, 1));
+  EXPECT_EQ(-2, reduced<std::int32_t>({.type = ElementType::kInt32, .kind = ReductionKind::kAvg, .divisor = 3}, -8, 1));
+  EXPECT_EQ(-3, reduced<std::int64_t>(
+                    {.type = ElementType::kInt64, .kind = ReductionKind::kMulSum, .right_multiplier = -1}, 2, 5));
+}
+
+// Bits of the values from IEEE 754, and for 8 bits from the table of the Open Compute Project.
+TEST(ReduceElements, Floats_HaveTheirFormats) {
+  EXPECT_EQ(1.0F, reduced<float>({ElementType::kFloat, ReductionKind::kSum}, 0.5F, 0.5F));
+  EXPECT_EQ(-6.0, reduced<double>({ElementType::kDouble, ReductionKind::kProd}, 2, -3));
+  // 1 + 0.5, 1 + 2^-11 (to even), 65504 + 65504 (the largest), and the smallest number, twice.
+  EXPECT_EQ(0x3e00, reduced<std::uint16_t>({ElementType::kHalf, ReductionKind::kSum}, 0x3c00, 0x3800));
+  EXPECT_EQ(0x3c00, reduced<std::uint16_t>({ElementType::kHalf, ReductionKind::kSum}, 0x3c00, 0x1000));
+  EXPECT_EQ(0x7bff, reduced<std::uint16_t>({ElementType::kHalf, ReductionKind::kSum}, 0x7bff, 0x7bff));
+  EXPECT_EQ(0x0002, reduced<std::uint16_t>({ElementType::kHalf, ReductionKind::kSum}, 0x0001, 0x0001));
+  EXPECT_EQ(0xc040, reduced<std::uint16_t>({ElementType::kBfloat16, ReductionKind::kProd}, 0xbf80, 0x4040));  // -3
+  EXPECT_EQ(0x0000, reduced<std::uint16_t>({ElementType::kHalf, ReductionKind::kSum}, 0x0000, 0x0000));
+  // 448, the largest; 1 and -2, of 8 bits.
+  EXPECT_EQ(0x7e, reduced<std::uint8_t>({ElementType::kFloat8e4m3, ReductionKind::kMax}, 0x7e, 0x38));
+  EXPECT_EQ(0xb8, reduced<std::uint8_t>({ElementType::kFloat8e4m3, ReductionKind::kSum}, 0x38, 0xc0));
+  EXPECT_EQ(0xbc, reduced<std::uint8_t>({ElementType::kFloat8e5m2, ReductionKind::kSum}, 0x3c, 0xc0));
+  EXPECT_EQ(0x38, reduced<std::uint8_t>({.type = ElementType::kFloat8e5m2, .kind = ReductionKind::kAvg, .divisor = 2},
+                                        0x3c, 0x00));
 }
 
 }  // namespace

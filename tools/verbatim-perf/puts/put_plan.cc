@@ -29,11 +29,6 @@ void add_transfers(const PutShape& shape, int peer, Range local, std::size_t rem
 
 }  // namespace
 
-bool is_put_operation(OperationKind kind) {
-  return kind == OperationKind::kPut || kind == OperationKind::kPutSignal || kind == OperationKind::kGet ||
-         kind == OperationKind::kAllToAllPut;
-}
-
 bool has_signals(OperationKind kind) {
   return kind == OperationKind::kPutSignal || kind == OperationKind::kAllToAllPut;
 }

@@ -28,7 +28,6 @@ struct Transfer {
   std::size_t bytes = 0;
 };
 
-bool is_put_operation(OperationKind kind);
 bool has_signals(OperationKind kind);
 
 Extent put_extent(const PutShape& shape, std::size_t bytes);

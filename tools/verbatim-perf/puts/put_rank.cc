@@ -49,7 +49,7 @@ class PutRank final : public ranks::Rank {
       : options_(options),
         coordinator_(coordinator),
         comm_(options.plugin, options.api_version, coordinator.comm_id()),
-        shape_{options.operation, options.job.rank, options.job.nranks, options.contexts, options.type} {}
+        shape_{options.operation, options.job.rank, options.job.nranks, options.contexts, options.types.front()} {}
 
   ExitStatus run() override {
     ranks::agree(coordinator_, options_.job.rank, facts());
@@ -84,7 +84,7 @@ class PutRank final : public ranks::Rank {
             {"timed iterations (--iters)", std::to_string(options_.iterations)},
             {"warm-up iterations (--warmup_iters)", std::to_string(options_.warmup_iterations)},
             {"checked iterations (--check)", std::to_string(options_.check_iterations)},
-            {"type (--datatype)", workload::element_name(options_.type)}};
+            {"type (--datatype)", workload::element_name(options_.types.front())}};
   }
 
   void exchange_ranks() {
@@ -163,7 +163,8 @@ class PutRank final : public ranks::Rank {
                   .time_us = ns / 1000,
                   .algbw = algbw,
                   .busbw = algbw * factor,
-                  .wrong = wrong};
+                  .wrong = wrong,
+                  .type = options_.types.front()};
     report_.rows.push_back(row);
     bar_.clear();
     if (is_first()) print_row(stdout, report_, row);
@@ -189,7 +190,7 @@ class PutRank final : public ranks::Rank {
   // the bytes before it have arrived: then they are compared at once.
   std::uint64_t check(const Extent& extent) {
     if (options_.operation == OperationKind::kPut) coordinator_.barrier();
-    const std::size_t unit = workload::element_bytes(options_.type);
+    const std::size_t unit = workload::element_bytes(options_.types.front());
     std::uint64_t wrong = 0;
     for (const Expected& expected : put_expected(shape_, extent, step_)) {
       wrong += describe("receive", expected.offset,
@@ -241,7 +242,7 @@ class PutRank final : public ranks::Rank {
   }
 
   workload::Elements own_content() const {
-    return {options_.type, static_cast<std::uint64_t>(options_.job.rank), step_};
+    return {options_.types.front(), static_cast<std::uint64_t>(options_.job.rank), step_};
   }
 
   const Options options_;
