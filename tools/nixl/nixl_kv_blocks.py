@@ -12,7 +12,7 @@ CANARY_SOURCE = MASK - 16
 COUNTERS = (
     "validation_ns validations wrong_bytes connections sent_messages sent_bytes notifications received_messages received_bytes "
     "served_bytes served timed_messages timed_bytes crc_errors crc_sum fresh_connections staged_copies recomputes elapsed_ns "
-    "timed_ns fallback_ns"
+    "timed_ns check_ns fallback_ns"
 ).split()
 LISTS = ("rejected", "rejection_times", "recompute", "errors", "latencies_ns")
 

@@ -145,14 +145,19 @@ class EplbRank final : public ranks::Rank {
 
   void rearrange(std::size_t index, std::uint64_t iteration) {
     const LayerWork work{index, input_.workload.layers[index], plans_[index], own_[index], calls_[index]};
+    const std::uint64_t filling_from = monotonic_ns();
     if (options_.check || iteration + index == 0) mover_->prepare(work, iteration);
+    if (options_.check) checking_ns_ += monotonic_ns() - filling_from;
     wait("before layer " + std::to_string(work.layer.number));
     coordinator_.barrier();
     const std::uint64_t begin = monotonic_ns();
     mover_->run(work);
     Outcome outcome{monotonic_ns() - begin, 0, {}};
+    moving_ns_ += outcome.elapsed_ns;
     if (options_.check) {
+      const std::uint64_t comparing_from = monotonic_ns();
       const Damage damage = mover_->check(work, iteration);
+      checking_ns_ += monotonic_ns() - comparing_from;
       outcome.wrong = damage.bytes;
       std::snprintf(outcome.first, sizeof outcome.first, "%s", damage.first.c_str());
     }
@@ -189,6 +194,8 @@ class EplbRank final : public ranks::Rank {
     own.grouped_receives = counters.grouped_receives;
     own.packs = mover_->packs();
     own.planning_ms = milliseconds(planning_ns_);
+    own.moving_ms = milliseconds(moving_ns_);
+    own.checking_ms = milliseconds(checking_ns_);
     own.weights_bytes = mover_->buffers().weights;
     own.send_bytes = mover_->buffers().send;
     own.recv_bytes = mover_->buffers().recv;
@@ -274,6 +281,8 @@ class EplbRank final : public ranks::Rank {
   std::vector<RankPlan> own_;
   std::vector<std::vector<CallGroup>> calls_;
   std::uint64_t planning_ns_ = 0;
+  std::uint64_t moving_ns_ = 0;
+  std::uint64_t checking_ns_ = 0;
   Report report_;
   ranks::ProgressBar bar_;
   std::unique_ptr<Transport> transport_;

@@ -152,6 +152,13 @@ LayerRow planned_layer(const Options& options, const Input& input, std::size_t i
   return row;
 }
 
+// The rank whose checks took the longest.
+const RankSummary& slowest_checks(const Report& report) {
+  return *std::max_element(
+      report.by_rank.begin(), report.by_rank.end(),
+      [](const RankSummary& left, const RankSummary& right) { return left.checking_ms < right.checking_ms; });
+}
+
 double jain(const std::vector<std::uint64_t>& values) {
   double sum = 0;
   double squares = 0;
@@ -170,6 +177,8 @@ Json json_of(const RankSummary& summary) {
           {"grouped_receives", summary.grouped_receives},
           {"packs", summary.packs},
           {"planning_ms", summary.planning_ms},
+          {"moving_ms", summary.moving_ms},
+          {"checking_ms", summary.checking_ms},
           {"weights_bytes", summary.weights_bytes},
           {"send_bytes", summary.send_bytes},
           {"recv_bytes", summary.recv_bytes},
@@ -189,6 +198,8 @@ RankSummary summary_of(const Json& json) {
   json.at("grouped_receives").get_to(summary.grouped_receives);
   json.at("packs").get_to(summary.packs);
   json.at("planning_ms").get_to(summary.planning_ms);
+  json.at("moving_ms").get_to(summary.moving_ms);
+  json.at("checking_ms").get_to(summary.checking_ms);
   json.at("weights_bytes").get_to(summary.weights_bytes);
   json.at("send_bytes").get_to(summary.send_bytes);
   json.at("recv_bytes").get_to(summary.recv_bytes);
@@ -224,7 +235,15 @@ void print_head(std::FILE* out, const Report& report) {
 }
 
 void print_table(std::FILE* out, const Report& report) {
-  std::fputs("#\n", out);
+  std::fputs(
+      "#\n"
+      "# experts, bytes: moved between ranks; max per rank: bytes that the rank with the most receives; packs: buffers "
+      "of\n"
+      "# packed experts; groups: groups of operations, ops max: operations of the largest one on a rank\n"
+      "# time: of the slowest rank, median of the iterations, checks not included; GB/s/rank (10^9 bytes): max per "
+      "rank over\n"
+      "# this time; #wrong: wrong bytes\n",
+      out);
   const cli::Table table({{"layer", 8},
                           {"experts", 8},
                           {"bytes", 13},
@@ -274,6 +293,13 @@ void print_table(std::FILE* out, const Report& report) {
                amount(largest(report.by_rank, &RankSummary::in_use_bytes)).c_str());
   std::fprintf(out, "# Plugin's counters   : %s\n", report.by_rank.front().stats.c_str());
   for (const std::string& error_text : report.errors) std::fprintf(out, "# %s\n", error_text.c_str());
+  if (const RankSummary& rank = slowest_checks(report); rank.checking_ms > rank.moving_ms) {
+    std::fprintf(
+        out,
+        "# Checks              : %.1f ms to fill and compare bytes, outside of the times above; moving took %.1f "
+        "ms. Next: --check off for a shorter run\n",
+        rank.checking_ms, rank.moving_ms);
+  }
   if (!report.options.check) {
     std::fprintf(out, "# Wrong bytes         : not checked\n");
   } else {

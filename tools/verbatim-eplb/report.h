@@ -38,6 +38,8 @@ struct RankSummary {
   std::uint64_t grouped_receives = 0;
   std::uint64_t packs = 0;
   double planning_ms = 0;
+  double moving_ms = 0;           // all layers of all iterations, also of the warm-up
+  double checking_ms = 0;         // filling and comparing bytes before and after them
   std::size_t weights_bytes = 0;  // as allocated, without guards
   std::size_t send_bytes = 0;
   std::size_t recv_bytes = 0;

@@ -58,14 +58,16 @@ std::uint64_t CacheMemory::damage() const {
 template <typename Visit>
 void Contents::each(std::span<const std::uint32_t> blocks, Visit visit) const {
   const Geometry& geometry = family_.geometry;
-  for (std::uint32_t layer = 0; layer < geometry.layers; ++layer) {
-    for (std::uint32_t entry = 0; entry < geometry.entries; ++entry) {
-      for (std::uint32_t position = 0; position < blocks.size(); ++position) {
-        visit(MessagePosition{layer, entry, position},
-              reinterpret_cast<std::byte*>(family_.address(layer, entry, blocks[position])));
+  timed([&] {
+    for (std::uint32_t layer = 0; layer < geometry.layers; ++layer) {
+      for (std::uint32_t entry = 0; entry < geometry.entries; ++entry) {
+        for (std::uint32_t position = 0; position < blocks.size(); ++position) {
+          visit(MessagePosition{layer, entry, position},
+                reinterpret_cast<std::byte*>(family_.address(layer, entry, blocks[position])));
+        }
       }
     }
-  }
+  });
 }
 
 workload::Pattern Contents::canary(std::uint32_t layer, std::uint32_t entry, std::uint32_t block) const {

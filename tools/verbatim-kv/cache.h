@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.h"
 #include "memory/guarded_buffer.h"
 #include "memory/memory.h"
 #include "workload/content.h"
@@ -69,6 +70,17 @@ class Contents {
   std::uint64_t check_canaries(std::span<const std::uint32_t> blocks, std::string& where) const;
   std::uint64_t check(const BlockShare& share, std::string& where) const;
 
+  // Work that belongs to the checks, too.
+  template <typename Work>
+  void timed(const Work& work) const {
+    const std::uint64_t begin = monotonic_ns();
+    work();
+    spent_ns_ += monotonic_ns() - begin;
+  }
+  // The time that all of this has taken since forget_time(). Used by one thread, like all of this class.
+  std::uint64_t spent_ns() const { return spent_ns_; }
+  void forget_time() const { spent_ns_ = 0; }
+
  private:
   template <typename Visit>
   void each(std::span<const std::uint32_t> blocks, Visit visit) const;
@@ -78,6 +90,7 @@ class Contents {
 
   memory::Memory& memory_;
   const Family& family_;
+  mutable std::uint64_t spent_ns_ = 0;
 };
 
 }  // namespace verbatim::kv

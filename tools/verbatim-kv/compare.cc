@@ -1,5 +1,6 @@
 #include "verbatim-kv/compare.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -9,6 +10,7 @@
 #include "nixl/run.h"
 #include "ranks/comparison.h"
 #include "verbatim-kv/nixl_faults.h"
+#include "verbatim-kv/report.h"
 
 namespace verbatim::kv {
 namespace {
@@ -69,6 +71,9 @@ ExitStatus run_compare(const Options& options, int argc, char** argv) {
       "ratio: rate of the first entry over that of the entry; all entries: %s\n",
       options.preset.c_str(), options.prefills, options.decodes, options.rounds, options.warmup,
       memory_of(options).c_str());
+  std::printf(
+      "# GB/s (10^9 bytes), messages/s, requests/s, p50, p99: of requests from their start to their end\n"
+      "# counters: the plugin's own bytes beside those of the run (absent: the plugin counts none)\n");
   const cli::Table table({{"over", -28},
                           {"family", 8},
                           {"GB/s", 10, 3},
@@ -80,12 +85,14 @@ ExitStatus run_compare(const Options& options, int argc, char** argv) {
                           {"ratio", 8, 2}});
   table.print_titles(stdout);
   Json json = Json::array();
+  double most_checks = 0;  // percent
   for (std::size_t i = 0; i < variants.size(); ++i) {
     const std::vector<Json>& runs = reports.by_variant[i];
     Json entry{{"over", names[i]}, {"families", Json::array()}};
     for (std::size_t family = 0; family < options.geometries.size(); ++family) {
       const std::string& name = options.geometries[family].name;
       const std::string place = "/families/" + std::to_string(family) + "/";
+      most_checks = std::max(most_checks, ranks::median(ranks::values_at(runs, place + "check_percent")));
       const auto gb_s = ranks::values_at(runs, place + "gb_s");
       const auto messages_per_s = ranks::values_at(runs, place + "messages_per_s");
       const auto requests_per_s = ranks::values_at(runs, place + "requests_per_s");
@@ -105,6 +112,12 @@ ExitStatus run_compare(const Options& options, int argc, char** argv) {
     }
     entry["last_run"] = runs.back();
     json.push_back(entry);
+  }
+  if (most_checks >= kMuchPercent) {
+    std::printf(
+        "# filling and comparing bytes took up to %.0f %% of the time: the ratios are too near to 1. Next: "
+        "--no-check\n",
+        most_checks);
   }
   if (options.compares_with_nixl()) {
     const Json bad_lists = compare_bad_lists(options, variants, argc, argv);

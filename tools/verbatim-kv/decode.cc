@@ -45,6 +45,7 @@ Decode::Decode(const RankContext& context, const Family& family, std::vector<Cha
   std::vector<std::uint32_t> all(family_.num_blocks);
   std::iota(all.begin(), all.end(), 0U);
   contents_.set_canaries(all);
+  contents_.forget_time();
 }
 
 void Decode::run() {
@@ -422,11 +423,13 @@ void Decode::serve(Incoming& incoming) {
   if (incoming.stage != FallbackStage::kStaged) incoming.lane->failures = 0;
   if (context_.options.check) {
     Crc32 crc;
-    std::vector<std::byte> block(part_bytes_);
-    for (std::size_t message = 0; message < incoming.total; ++message) {
-      context_.storage.download(block.data(), piece(incoming, message), part_bytes_);
-      crc.add(block.data(), part_bytes_);
-    }
+    contents_.timed([&] {
+      std::vector<std::byte> block(part_bytes_);
+      for (std::size_t message = 0; message < incoming.total; ++message) {
+        context_.storage.download(block.data(), piece(incoming, message), part_bytes_);
+        crc.add(block.data(), part_bytes_);
+      }
+    });
     stats_.crc_sum += crc.value();
     const std::string id = "request " + std::to_string(incoming.request->id);
     if (crc.value() != incoming.notification->crc) {
@@ -578,6 +581,7 @@ std::size_t Decode::next_request(std::size_t from) const {
 
 void Decode::check() {
   if (!context_.options.check) return;
+  stats_.check_ns = contents_.spent_ns();
   std::vector<std::uint32_t> free;
   for (std::uint32_t block = 0; block < family_.num_blocks; ++block) {
     if (!lost_[block]) free.push_back(block);

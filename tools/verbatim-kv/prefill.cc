@@ -38,6 +38,7 @@ Prefill::Prefill(const RankContext& context, const Family& family, std::vector<C
   std::vector<std::uint32_t> all(family_.num_blocks);
   std::iota(all.begin(), all.end(), 0U);
   contents_.set_canaries(all);
+  contents_.forget_time();
 }
 
 void Prefill::run() {
@@ -190,7 +191,7 @@ bool Prefill::handle_announcement(Lane& lane, const Announced& announced) {
   if (const Fault* delay = faults_.find(FaultKind::kDelay, which.request, which.attempt)) {
     outgoing.not_before_ns = monotonic_ns() + delay->delay_ms * kNanosecondsPerMillisecond;
   }
-  if (context_.options.check) outgoing.crc = crc_of(lane, outgoing);
+  if (context_.options.check) contents_.timed([&] { outgoing.crc = crc_of(lane, outgoing); });
   Writer writer;
   writer.put(which).put(lane.generation).put(outgoing.first_tag).put_list(own);
   lane.channel.send(MessageKind::kAccept, writer.bytes());
@@ -392,6 +393,7 @@ std::uint32_t Prefill::crc_of(const Lane& lane, const Outgoing& outgoing) const 
 
 void Prefill::check() {
   if (!context_.options.check) return;
+  stats_.check_ns = contents_.spent_ns();
   std::vector<std::uint32_t> free;
   for (std::uint32_t block = 0; block < family_.num_blocks; ++block) {
     if (pool_.is_free(block)) free.push_back(block);

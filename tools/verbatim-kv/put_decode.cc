@@ -33,6 +33,7 @@ PutDecode::PutDecode(const PutContext& context, const Family& family, std::vecto
   std::vector<std::uint32_t> all(family_.num_blocks);
   std::iota(all.begin(), all.end(), 0U);
   contents_.set_canaries(all);
+  contents_.forget_time();
 }
 
 bool PutDecode::step(bool poll_sockets) {
@@ -175,12 +176,14 @@ void PutDecode::serve(const Incoming& incoming) {
 
 void PutDecode::check_content(const Incoming& incoming) {
   Crc32 crc;
-  for (std::size_t message = 0; message < incoming.total; ++message) {
-    const MessagePosition place = position_of(family_.geometry, incoming.blocks.size(), message);
-    crc.add(
-        reinterpret_cast<const std::byte*>(family_.address(place.layer, place.entry, incoming.blocks[place.position])),
-        part_bytes_);
-  }
+  contents_.timed([&] {
+    for (std::size_t message = 0; message < incoming.total; ++message) {
+      const MessagePosition place = position_of(family_.geometry, incoming.blocks.size(), message);
+      crc.add(reinterpret_cast<const std::byte*>(
+                  family_.address(place.layer, place.entry, incoming.blocks[place.position])),
+              part_bytes_);
+    }
+  });
   stats_.crc_sum += crc.value();
   std::string where;
   add_wrong(contents_.check(share_of(incoming), where), where);
@@ -232,6 +235,7 @@ void PutDecode::check() {
                                          " instead of " + std::to_string(expected_[i]));
   }
   if (!context_.options.check) return;
+  stats_.check_ns = contents_.spent_ns();
   std::vector<std::uint32_t> all(family_.num_blocks);
   std::iota(all.begin(), all.end(), 0U);
   std::string where;

@@ -54,6 +54,7 @@ PutPrefill::PutPrefill(const PutContext& context, const Family& family, std::vec
   std::vector<std::uint32_t> all(family_.num_blocks);
   std::iota(all.begin(), all.end(), 0U);
   contents_.set_canaries(all);
+  contents_.forget_time();
 }
 
 bool PutPrefill::finished() const {
@@ -256,6 +257,7 @@ const Request& PutPrefill::request_of(std::uint32_t id) const {
 
 void PutPrefill::check() {
   if (!context_.options.check) return;
+  stats_.check_ns = contents_.spent_ns();
   std::vector<std::uint32_t> free;
   for (std::uint32_t block = 0; block < family_.num_blocks; ++block) {
     if (pool_.is_free(block)) free.push_back(block);

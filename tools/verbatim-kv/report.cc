@@ -35,6 +35,15 @@ double validation_percent(const FamilyStats& stats) {
   return 100.0 * static_cast<double>(stats.validation_ns) / static_cast<double>(stats.elapsed_ns);
 }
 
+// Above each table of families.
+constexpr const char* kFamiliesLegend =
+    "# requests: served, data and notification; block(B): bytes of a block, each a message; messages, bytes: received\n"
+    "# GB/s (10^9 bytes), p50, p99: without the warm-up, of requests from their start to their end, checks included\n"
+    "# valid(%): validation of the block lists at both ends, all ranks, in percent of the time; rejected: invalid "
+    "lists\n"
+    "# fresh, staged, recomp: requests that failed and got a new connection, a copy over TCP, or must be recomputed\n"
+    "# #wrong: wrong bytes\n";
+
 double ms(std::uint64_t ns) {
   return static_cast<double>(ns) / 1e6;
 }
@@ -44,6 +53,7 @@ std::uint64_t fallbacks(const FamilyStats& stats, FallbackStage stage) {
 }
 
 void print_families(std::FILE* out, const std::vector<FamilyReport>& families) {
+  std::fputs(kFamiliesLegend, out);
   const cli::Table table({{"family", 8},
                           {"requests", 10},
                           {"block(B)", 9},
@@ -68,6 +78,15 @@ void print_families(std::FILE* out, const std::vector<FamilyReport>& families) {
                      fallbacks(stats, FallbackStage::kFresh), fallbacks(stats, FallbackStage::kStaged),
                      fallbacks(stats, FallbackStage::kRecompute), stats.wrong_bytes});
   }
+  for (const FamilyReport& family : families) {
+    const double percent = check_percent(family.stats.check_ns, family.stats.elapsed_ns);
+    if (percent < kMuchPercent) continue;
+    std::fprintf(
+        out,
+        "# %s: filling and comparing bytes took %.0f %% of the time: GB/s and latencies are those of the checks. "
+        "Next: --no-check for timing\n",
+        family.geometry.name.c_str(), percent);
+  }
 }
 
 Json json_of(const FamilyReport& family) {
@@ -89,6 +108,7 @@ Json json_of(const FamilyReport& family) {
       {"latency_p50_ms", ms(ranks::percentile(stats.latencies_ns, 0.5))},
       {"latency_p99_ms", ms(ranks::percentile(stats.latencies_ns, 0.99))},
       {"validation_percent", validation_percent(stats)},
+      {"check_percent", check_percent(stats.check_ns, stats.elapsed_ns)},
       {"longest_fallback_ms", ms(stats.fallback_ns)}};
   Json counted = to_json(stats);
   counted.erase("latencies_ns");
@@ -97,6 +117,10 @@ Json json_of(const FamilyReport& family) {
 }
 
 }  // namespace
+
+double check_percent(std::uint64_t check_ns, std::uint64_t elapsed_ns) {
+  return elapsed_ns == 0 ? 0 : 100.0 * static_cast<double>(check_ns) / static_cast<double>(elapsed_ns);
+}
 
 Plan plan_of(const Geometry& geometry, const std::vector<Request>& requests) {
   Plan plan;

@@ -33,6 +33,11 @@ struct RankMemory {
   std::string plugin_counters = {};  // result of compare_plugin_counters()
 };
 
+// The part of the time, on the rank where it is the largest, that checks took; from the counters of all ranks.
+double check_percent(std::uint64_t check_ns, std::uint64_t elapsed_ns);
+// From here on a rate says more about the checks than about the network.
+constexpr double kMuchPercent = 50;
+
 struct FamilyReport {
   Geometry geometry;
   std::uint64_t blocks[2] = {};  // of a prefill rank and of a decode rank

@@ -52,6 +52,7 @@ void FamilyStats::add(const FamilyStats& other) {
   for (const auto& [members, count] : other.groups) groups[members] += count;
   elapsed_ns = std::max(elapsed_ns, other.elapsed_ns);
   timed_ns = std::max(timed_ns, other.timed_ns);
+  check_ns = std::max(check_ns, other.check_ns);
   fallback_ns = std::max(fallback_ns, other.fallback_ns);
   append(rejected, other.rejected);
   append(rejection_times, other.rejection_times);
@@ -65,6 +66,7 @@ Json to_json(const FamilyStats& stats) {
   each_counter(stats, [&](const char* name, std::uint64_t value) { json[name] = value; });
   json["elapsed_ns"] = stats.elapsed_ns;
   json["timed_ns"] = stats.timed_ns;
+  json["check_ns"] = stats.check_ns;
   json["fallback_ns"] = stats.fallback_ns;
   json["groups"] = Json::object();
   for (const auto& [members, count] : stats.groups) json["groups"][std::to_string(members)] = count;
@@ -94,6 +96,7 @@ FamilyStats from_json(const Json& json) {
   each_counter(stats, [&](const char* name, std::uint64_t& value) { value = json.at(name); });
   stats.elapsed_ns = json.at("elapsed_ns");
   stats.timed_ns = json.at("timed_ns");
+  stats.check_ns = json.at("check_ns");
   stats.fallback_ns = json.at("fallback_ns");
   for (const auto& [members, count] : json.at("groups").items()) stats.groups[std::stoull(members)] = count;
   for (const Json& rejected : json.at("rejected")) {

@@ -36,6 +36,7 @@ struct FamilyStats {
   // Of both sides:
   std::uint64_t validation_ns = 0;
   std::uint64_t validations = 0;
+  std::uint64_t check_ns = 0;  // filling, comparing and CRC, from the first connection to the end of the last request
   std::uint64_t wrong_bytes = 0;
   std::vector<RejectedRequest> rejected = {};
   std::uint64_t connections = 0;

@@ -2,9 +2,13 @@
 #include <gtest/gtest.h>
 #include <sys/socket.h>
 
+#include <cstdio>
 #include <fstream>
 #include <set>
+#include <sstream>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "../../support/scratch_directory.h"
 #include "ranks/statistics.h"
@@ -226,11 +230,13 @@ TEST(FamilyStats, JsonRoundTrip_PreservesSums) {
   FamilyStats one;
   one.sent_messages = 3;
   one.elapsed_ns = 10;
+  one.check_ns = 4;
   one.groups = {{8, 2}};
   one.fallbacks[static_cast<int>(FallbackStage::kStaged)] = 4;
   one.latencies_ns = {5};
   FamilyStats two = one;
   two.elapsed_ns = 7;
+  two.check_ns = 6;
   two.groups = {{8, 1}, {1, 1}};
   two.rejected.push_back({9, "decode", RejectionCode::kUnregistered, "why"});
   two.lost.push_back({4, 2, {7, 8}});
@@ -238,6 +244,7 @@ TEST(FamilyStats, JsonRoundTrip_PreservesSums) {
   sum.add(from_json(to_json(two)));
   EXPECT_EQ(6U, sum.sent_messages);
   EXPECT_EQ(10U, sum.elapsed_ns);
+  EXPECT_EQ(6U, sum.check_ns);
   EXPECT_EQ(8U, sum.fallbacks[static_cast<int>(FallbackStage::kStaged)]);
   EXPECT_EQ((std::map<std::uint64_t, std::uint64_t>{{1, 1}, {8, 3}}), sum.groups);
   ASSERT_EQ(1U, sum.rejected.size());
@@ -254,6 +261,42 @@ TEST(FamilyStats, Percentiles_AreNearestRank) {
   EXPECT_EQ(198U, ranks::percentile(values, 0.99));
   EXPECT_EQ(200U, ranks::percentile(values, 1));
   EXPECT_EQ(0U, ranks::percentile(std::vector<std::uint64_t>(), 0.5));
+}
+
+std::string printed(const Report& report) {
+  std::vector<char> text(1U << 16);
+  std::FILE* const file = fmemopen(text.data(), text.size(), "w");
+  print(file, report);
+  std::fclose(file);
+  return text.data();
+}
+
+// A column that has no explanation says nothing to a reader of the table.
+TEST(KvReport, Legend_ExplainsEachColumn) {
+  const Options options = parse({});
+  Report report{.options = options};
+  report.families.resize(1);
+  const std::string text = printed(report);
+  const std::size_t titles = text.find("\n# family");
+  ASSERT_NE(std::string::npos, titles) << text;
+  std::istringstream columns(text.substr(titles + 2, text.find('\n', titles + 1) - titles - 2));
+  for (std::string column; columns >> column;) {
+    const std::string name = column.substr(0, column.find('('));
+    if (name == "family") continue;
+    EXPECT_LT(text.find(name), titles) << name;
+  }
+}
+
+TEST(KvReport, ChecksThatTakeMostOfTheTime_AreNamed) {
+  const Options options = parse({});
+  Report report{.options = options};
+  report.families.resize(1);
+  report.families[0].geometry.name = "kv";
+  report.families[0].stats.elapsed_ns = 1000;
+  report.families[0].stats.check_ns = 499;
+  EXPECT_EQ(std::string::npos, printed(report).find("--no-check"));
+  report.families[0].stats.check_ns = 930;
+  EXPECT_NE(std::string::npos, printed(report).find("# kv: filling and comparing bytes took 93 % of the time"));
 }
 
 TEST(KvReport, SeveralOutcomes_ExitStatusIsTheWorst) {
