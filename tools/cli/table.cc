@@ -19,17 +19,13 @@ std::string Cell::text(const Column& column) const {
   return fmt::format("{}", std::get<std::uint64_t>(value_));
 }
 
-Table::Table(std::vector<Column> columns, std::string gap) : columns_(std::move(columns)), gap_(std::move(gap)) {}
+Table::Table(std::vector<Column> columns) : columns_(std::move(columns)) {}
 
 void Table::print_titles(std::FILE* out) const {
   std::vector<Cell> titles;
   for (const Column& column : columns_) titles.emplace_back(column.title);
-  print_comment(out, titles);
-}
-
-void Table::print_comment(std::FILE* out, const std::vector<Cell>& cells) const {
   const int width = columns_.front().width;
-  fmt::print(out, "{}{}\n", kComment, line(cells, width < 0 ? width + kCommentWidth : width - kCommentWidth));
+  fmt::print(out, "{}{}\n", kComment, line(titles, width < 0 ? width + kCommentWidth : width - kCommentWidth));
   std::fflush(out);
 }
 
@@ -47,7 +43,7 @@ std::string Table::line(const std::vector<Cell>& cells, int first_width) const {
   for (std::size_t i = 0; i < cells.size(); ++i) {
     const int width = i == 0 ? first_width : columns_[i].width;
     const std::string cell = cells[i].text(columns_[i]);
-    if (i != 0) text += gap_;
+    if (i != 0) text += ' ';
     text += width < 0 ? fmt::format("{:<{}}", cell, -width) : fmt::format("{:>{}}", cell, width);
   }
   text.erase(text.find_last_not_of(' ') + 1);

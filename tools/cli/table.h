@@ -44,12 +44,10 @@ class Cell {
 
 class Table {
  public:
-  explicit Table(std::vector<Column> columns, std::string gap = " ");
+  explicit Table(std::vector<Column> columns);
 
   // Begins with "# ", which belongs to the first column, so that programs can leave out all but the rows.
   void print_titles(std::FILE* out) const;
-  // A line like the titles, for example with units.
-  void print_comment(std::FILE* out, const std::vector<Cell>& cells) const;
   void print_row(std::FILE* out, const std::vector<Cell>& cells) const;
   // A row, or a part of one that begins with the first column, without the end of the line.
   std::string row(const std::vector<Cell>& cells) const;
@@ -58,7 +56,6 @@ class Table {
   std::string line(const std::vector<Cell>& cells, int first_width) const;
 
   const std::vector<Column> columns_;
-  const std::string gap_;
 };
 
 }  // namespace verbatim::cli

@@ -39,9 +39,9 @@ TEST(Table, Cells_AreAlignedBelowTheirTitles) {
 }
 
 TEST(Table, LeftFirstColumn_BeginsBelowItsTitle) {
-  const cli::Table table({{"over", -8}, {"n", 3}}, "  ");
-  EXPECT_EQ("# over      n\n", printed([&](std::FILE* out) { table.print_titles(out); }));
-  EXPECT_EQ("plugin      5", table.row({"plugin", 5}));
+  const cli::Table table({{"over", -8}, {"n", 3}});
+  EXPECT_EQ("# over     n\n", printed([&](std::FILE* out) { table.print_titles(out); }));
+  EXPECT_EQ("plugin     5", table.row({"plugin", 5}));
 }
 
 TEST(PerfReport, SeveralRows_SumWrongAndAverageBandwidth) {
