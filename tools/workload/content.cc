@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <type_traits>
 
@@ -108,6 +109,27 @@ T divide(T value, int divisor) {
   return static_cast<T>(static_cast<Wide>(value) / static_cast<Wide>(divisor));
 }
 
+// A number with these bits. What is not finite, or 0 with a sign, loses the upper two bits.
+template <typename Codec>
+typename Codec::Stored finite_number(std::uint64_t bits) {
+  typename Codec::Stored stored;
+  std::memcpy(&stored, &bits, sizeof stored);
+  if (const auto value = Codec::load(stored); std::isfinite(value) && value != 0) return stored;
+  bits &= (std::uint64_t{1} << (8 * sizeof stored - 2)) - 1;
+  std::memcpy(&stored, &bits, sizeof stored);
+  return stored;
+}
+
+// What these bits of a Pattern contribute. `mask` is TypeFacts::contribution.
+template <typename Codec>
+typename Codec::Stored contributed(ReductionKind kind, std::uint64_t bits, std::uint64_t mask) {
+  using Value = typename Codec::Value;
+  if (kind == ReductionKind::kMax || kind == ReductionKind::kMin) return finite_number<Codec>(bits);
+  if (kind != ReductionKind::kProd) return Codec::store(static_cast<Value>(bits & mask));
+  if (mask == 0) return Codec::store(static_cast<Value>(bits | 1));
+  return Codec::store(static_cast<Value>(bits % 2 == 0 ? 1 : -1));
+}
+
 template <typename Codec, typename Combine>
 void for_each_element(void* into, const void* left, const void* right, std::size_t bytes, const Combine& combine) {
   using Stored = typename Codec::Stored;
@@ -179,20 +201,14 @@ Elements::Elements(ElementType type, std::uint64_t source, std::uint64_t step, R
 void Elements::produce(void* out, std::size_t bytes, std::uint64_t offset) const {
   pattern_.produce(out, bytes, offset);
   const std::uint64_t mask = facts_of(type_).contribution;
-  const bool is_product = kind_ == ReductionKind::kProd;
-  if (mask == 0 && !is_product) return;
+  if (mask == 0 && kind_ != ReductionKind::kProd) return;
   with_codec(type_, [&](auto codec) {
-    using Codec = decltype(codec);
-    using Value = typename Codec::Value;
-    using Stored = typename Codec::Stored;
+    using Stored = typename decltype(codec)::Stored;
     auto* const to = static_cast<std::byte*>(out);
     for (std::size_t at = 0; at + sizeof(Stored) <= bytes; at += sizeof(Stored)) {
-      std::uint64_t random = 0;
-      std::memcpy(&random, to + at, sizeof(Stored));
-      Value value = static_cast<Value>(random & mask);
-      if (is_product) value = static_cast<Value>(mask == 0 ? random | 1 : 1);
-      if (is_product && mask != 0 && random % 2 != 0) value = static_cast<Value>(-1);
-      const Stored stored = Codec::store(value);
+      std::uint64_t bits = 0;
+      std::memcpy(&bits, to + at, sizeof(Stored));
+      const Stored stored = contributed<decltype(codec)>(kind_, bits, mask);
       std::memcpy(to + at, &stored, sizeof stored);
     }
   });

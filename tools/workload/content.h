@@ -60,12 +60,12 @@ constexpr std::size_t kReductionKinds = 6;
 const char* reduction_name(ReductionKind kind);
 // 1 or -1: exact in every type.
 int multiplier(std::uint64_t source);
-// The largest number of ranks whose reduction is exact in any order.
+// The largest number of ranks whose sum is exact in any order. Other reductions are exact for any number.
 int max_exact_ranks(ElementType type);
 
 // What one rank contributes to a reduction of `kind`. Integers are the bytes of a Pattern, odd for products. Floats are
-// whole numbers so small that the sum of max_exact_ranks() of them is exact in any order; for products 1 or -1. Offsets
-// and sizes are multiples of the element size.
+// whole numbers so small that the sum of max_exact_ranks() of them is exact in any order; for products 1 or -1; for the
+// largest and the smallest number any finite one. Offsets and sizes are multiples of the element size.
 class Elements final : public Content {
  public:
   Elements(ElementType type, std::uint64_t source, std::uint64_t step, ReductionKind kind = ReductionKind::kSum);

@@ -95,6 +95,15 @@ TEST_P(ReductionOfElements, AnyOrderAndOffset_GivesSameResult) {
   EXPECT_NE(bytes_of(Reduced(type, kind, 3, 9), kBytes), bytes_of(Reduced(type, kind, 2, 9), kBytes));
 }
 
+// An average of 8 bits is 0 with many more ranks, as in NCCL: the sum wraps before it is divided.
+TEST_P(ReductionOfElements, LostOneOfManyRanks_ChangesResult) {
+  const auto [type, kind] = GetParam();
+  const std::size_t bytes = 6'000 * element_bytes(type);
+  const int most = kind == ReductionKind::kAvg ? 100 : max_exact_ranks(type);
+  const auto ranks = static_cast<std::uint64_t>(std::min(max_exact_ranks(type), most));
+  EXPECT_NE(bytes_of(Reduced(type, kind, ranks, 9), bytes), bytes_of(Reduced(type, kind, ranks - 1, 9), bytes));
+}
+
 INSTANTIATE_TEST_SUITE_P(TypesAndKinds, ReductionOfElements, testing::ValuesIn(all_operands()), [](const auto& tested) {
   return std::string(element_name(tested.param.type)) + "_" + reduction_name(tested.param.kind);
 });
