@@ -9,10 +9,11 @@
 namespace verbatim::perf {
 namespace {
 
-Outcome run_mutated(const std::string& mode, int nth, std::vector<std::string> arguments) {
+Outcome run_mutated(const std::string& mode, int nth, std::vector<std::string> arguments,
+                    const std::string& only = "") {
   arguments.insert(arguments.end(), {"--plugin", setting("MUTATE"), "--timeout", "60", "-n", "2", "-w", "0"});
-  return run(arguments,
-             {"MUTATE_PLUGIN=" + setting("PERF_PLUGIN"), "MUTATE_MODE=" + mode, "MUTATE_NTH=" + std::to_string(nth)});
+  return run(arguments, {"MUTATE_PLUGIN=" + setting("PERF_PLUGIN"), "MUTATE_MODE=" + mode,
+                         "MUTATE_NTH=" + std::to_string(nth), "MUTATE_ONLY=" + only});
 }
 
 TEST(Mutation, NoMutation_IsCorrect) {
@@ -22,9 +23,9 @@ TEST(Mutation, NoMutation_IsCorrect) {
 
 class MutatedOperation : public testing::TestWithParam<std::string> {
  protected:
-  // At least four messages for each rank, so that there is a third one to corrupt.
+  // At least four messages for each rank, so that there is a third one to corrupt. A sum of integers hides no bit.
   std::vector<std::string> several_messages() {
-    std::vector<std::string> arguments{GetParam(), "-b", "40000", "-e", "40000", "--chunk", "4K"};
+    std::vector<std::string> arguments{GetParam(), "-b", "40000", "-e", "40000", "--chunk", "4K", "-d", "uint32"};
     if (GetParam() == "grouped") arguments.insert(arguments.end(), {"--group", "4"});
     return arguments;
   }
@@ -68,13 +69,41 @@ TEST(Mutation, WriteBeyondData_IsFound) {
   EXPECT_NE(std::string::npos, outcome.output.find("outside of a buffer")) << outcome.output;
 }
 
-// The fourth message of a rank is the checked one of the run in place: the first run has three.
+// The part of rank 1 of three is before that of rank 2, which rank 1 must leave as it is. In place the fourth message
+// of a rank is the checked one: the first run has three.
+TEST(Mutation, WriteBesideResult_IsFound) {
+  std::vector<std::string> arguments{"scatter", "--procs", "3", "-b", "30000", "-e", "30000"};
+  const Outcome outcome = run_mutated("overrun", 1, arguments);
+  EXPECT_NE(std::string::npos, outcome.output.find("rank 1, iteration 1: 1 wrong elements in the receive buffer"))
+      << outcome.output;
+  arguments.insert(arguments.end(), {"--format", "nccl-tests"});
+  const Outcome in_place = run_mutated("overrun", 4, arguments);
+  EXPECT_NE(std::string::npos, in_place.output.find("rank 1, iteration 3: 1 wrong elements in the receive buffer"))
+      << in_place.output;
+}
+
 TEST(Mutation, OneFlippedBitInPlace_IsFound) {
-  const std::vector<std::string> arguments{"all_gather", "-b", "1K", "-e", "1K", "--format", "nccl-tests"};
-  EXPECT_EQ(kCorrect, run_mutated("none", 4, arguments).status);
-  const Outcome outcome = run_mutated("flip-byte", 4, arguments);
-  EXPECT_EQ(kWrong, outcome.status) << outcome.output;
-  EXPECT_NE(std::string::npos, outcome.output.find("# Out of bounds values : 2 FAILED\n")) << outcome.output;
+  for (const char* operation : {"all_gather", "reduce_scatter"}) {
+    const std::vector<std::string> arguments{operation, "-b",     "1K",       "-e",        "1K",
+                                             "-d",      "uint32", "--format", "nccl-tests"};
+    EXPECT_EQ(kCorrect, run_mutated("none", 4, arguments).status);
+    const Outcome outcome = run_mutated("flip-byte", 4, arguments);
+    EXPECT_EQ(kWrong, outcome.status) << outcome.output;
+    EXPECT_NE(std::string::npos, outcome.output.find("# Out of bounds values : 2 FAILED\n")) << outcome.output;
+  }
+}
+
+TEST(Mutation, Unalign_MovesBuffers) {
+  std::vector<std::string> arguments{"sendrecv", "-b", "1K", "-e", "1K"};
+  EXPECT_EQ(kCorrect, run_mutated("wrong-size", 1, arguments, "unaligned").status);
+  arguments.insert(arguments.end(), {"-u", "3"});
+  EXPECT_EQ(kFailed, run_mutated("wrong-size", 1, arguments, "unaligned").status);
+}
+
+TEST(Mutation, WithoutChecks_AllSizesAreFilled) {
+  const std::vector<std::string> arguments{"sendrecv", "-b", "8", "-e", "64K", "-f", "8192", "-c", "0"};
+  const Outcome outcome = run_mutated("wrong-size", 1, arguments, "zeros");
+  EXPECT_EQ(kCorrect, outcome.status) << outcome.output;
 }
 
 TEST(Mutation, WrongSendSize_IsFound) {

@@ -24,6 +24,17 @@ std::unique_ptr<workload::Content> Operation::contribution(int rank, std::uint64
   return std::make_unique<workload::Elements>(shape_.type, source, step, shape_.reduction);
 }
 
+std::vector<Range> Operation::unchanged(const Extent& extent) const {
+  std::vector<Range> all;
+  std::size_t at = 0;
+  for (const Expected& result : expected(extent, 0)) {
+    all.push_back({at, result.offset - at});
+    at = result.offset + result.bytes;
+  }
+  all.push_back({at, extent.recv_bytes - at});
+  return all;
+}
+
 Range part_of(Range whole, std::size_t parts, std::size_t index, std::size_t unit) {
   const std::size_t each = divide_up(whole.bytes / unit, parts) * unit;
   const std::size_t begin = std::min(whole.bytes, each * index);

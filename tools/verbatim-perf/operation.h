@@ -42,6 +42,12 @@ struct Expected {
   std::uint64_t content_offset;
 };
 
+// A range of bytes in a buffer.
+struct Range {
+  std::size_t offset;
+  std::size_t bytes;
+};
+
 class Operation {
  public:
   explicit Operation(const Shape& shape) : shape_(shape) {}
@@ -53,8 +59,10 @@ class Operation {
   virtual std::vector<Flow> flows() const = 0;
   virtual Extent extent(std::size_t bytes) const = 0;
   virtual Plan plan(const Extent& extent) const = 0;
-  // The send buffer of a rank contains contribution(rank, step).
+  // The result, in ascending order. The send buffer of a rank contains contribution(rank, step).
   virtual std::vector<Expected> expected(const Extent& extent, std::uint64_t step) const = 0;
+  // What of the receive buffer no message may change: all that is not expected.
+  virtual std::vector<Range> unchanged(const Extent& extent) const;
 
   virtual std::size_t staging_bytes() const { return 0; }
   // In place: where the send buffer begins in the receive buffer.
@@ -90,11 +98,6 @@ class Operation {
 std::size_t default_chunk_bytes(OperationKind kind);
 std::unique_ptr<Operation> make_operation(OperationKind kind, const Shape& shape);
 
-// A range of bytes in a buffer.
-struct Range {
-  std::size_t offset;
-  std::size_t bytes;
-};
 // Part `index` of `parts` nearly equal parts. Each part is a multiple of `unit`; the last parts may be empty.
 Range part_of(Range whole, std::size_t parts, std::size_t index, std::size_t unit);
 // The share of one channel. A message is divided among only so many channels that each gets at least 4 KiB; returns

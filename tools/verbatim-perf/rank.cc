@@ -8,6 +8,7 @@
 #include <cinttypes>
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -190,6 +191,8 @@ class PerfRank final : public ranks::Rank {
     row_ = {.type = type, .redop = "none", .root = root};
     if (shows_reduction(options_.operation)) row_.redop = workload::reduction_name(reduction);
     if (options_.operation == OperationKind::kHypercube) row_.redop = "";  // as in nccl-tests
+    // Without checks the buffers keep this content.
+    if (options_.check_iterations == 0) fill(operation_->extent(sizes_.back()), {});
     for (int cycle = 0; cycle < options_.cycles || options_.cycles == 0; ++cycle) {
       for (const std::size_t bytes : sizes_) measure(bytes);
     }
@@ -235,55 +238,45 @@ class PerfRank final : public ranks::Rank {
 
   void measure(std::size_t bytes) {
     const Extent extent = operation_->extent(bytes);
-    progress_->prepare(operation_->plan(extent), operation_->arithmetic());
-    Outcome own{};
-    for (int i = 0; i < options_.check_iterations; ++i) {
-      fill(extent);
-      iterate(1, bytes);
-      own.wrong += check(extent);
-    }
-    fill(extent);
-    coordinator_.barrier();
-    iterate(options_.warmup_iterations, bytes);  // also synchronises the ranks
-    std::vector<std::uint64_t> times_ns;
-    const bool times_each = options_.operation == OperationKind::kPingPong || options_.per_iteration;
-    if (times_each) times_ns.reserve(static_cast<std::size_t>(options_.iterations));
-    const std::uint64_t begin = monotonic_ns();
-    iterate(options_.iterations, bytes, times_each ? &times_ns : nullptr);
-    own.elapsed_ns = monotonic_ns() - begin;
-    if (options_.check_iterations > 0) own.wrong += check(extent);
-    const Measured measured = gather(extent, own, times_ns);
+    const Measured measured = run_size(extent, std::nullopt);
     std::optional<Measured> in_place;
-    if (options_.format == Format::kNcclTests) in_place = measure_in_place(extent, bytes);
-    add_row(extent, measured, in_place, times_ns);
+    if (options_.format == Format::kNcclTests) {
+      in_place = run_size(extent, Range{operation_->in_place_offset(extent), extent.send_bytes});
+    }
+    add_row(extent, measured, in_place);
   }
 
-  // The send buffer is a part of the receive buffer. Iterations after the first one send what the one before has
-  // received, so only single iterations are checked.
-  Measured measure_in_place(const Extent& extent, std::size_t bytes) {
-    const std::size_t offset = operation_->in_place_offset(extent);
-    progress_->prepare(in_place(operation_->plan(extent), offset), operation_->arithmetic());
-    const bool checks = operation_->has_result_in_place() && options_.check_iterations > 0;
-    Outcome own{};
+  // `own`: in place the part of the receive buffer that this rank sends. Iterations after the first one then send what
+  // the one before has received, so only single iterations are checked.
+  Measured run_size(const Extent& extent, const std::optional<Range>& own) {
+    Plan plan = operation_->plan(extent);
+    if (own) plan = in_place(std::move(plan), own->offset);
+    progress_->prepare(plan, operation_->arithmetic());
+    const Range sent = own.value_or(Range{});
+    const bool checks = options_.check_iterations > 0 && (!own || operation_->has_result_in_place());
+    Outcome outcome{};
     for (int i = 0; i < options_.check_iterations && checks; ++i) {
-      fill(extent);
-      memory::fill(*memory_, *own_content(), buffer(Buffer::kRecv).data() + offset, extent.send_bytes);
-      iterate(1, bytes);
-      own.wrong += check(extent);
+      fill(extent, sent);
+      iterate(1, extent.bytes);
+      outcome.wrong += check(extent, sent);
     }
+    if (options_.check_iterations > 0) fill(extent, sent);
     coordinator_.barrier();
-    iterate(options_.warmup_iterations, bytes);
-    std::vector<std::uint64_t> times_ns;
+    iterate(options_.warmup_iterations, extent.bytes);  // also synchronises the ranks
+    const bool times_each = options_.operation == OperationKind::kPingPong || options_.per_iteration;
+    times_ns_.clear();
+    if (times_each) times_ns_.reserve(static_cast<std::size_t>(options_.iterations));
     const std::uint64_t begin = monotonic_ns();
-    iterate(options_.iterations, bytes, options_.per_iteration ? &times_ns : nullptr);
-    own.elapsed_ns = monotonic_ns() - begin;
-    Measured measured = gather(extent, own, times_ns);
+    iterate(options_.iterations, extent.bytes, times_each ? &times_ns_ : nullptr);
+    outcome.elapsed_ns = monotonic_ns() - begin;
+    if (checks && !own) outcome.wrong += check(extent, sent);
+    Measured measured = gather(extent, outcome);
     if (!checks) measured.wrong.reset();
     return measured;
   }
 
   // What all ranks have measured, as one result.
-  Measured gather(const Extent& extent, const Outcome& own, const std::vector<std::uint64_t>& iterations_ns) {
+  Measured gather(const Extent& extent, const Outcome& own) {
     std::vector<double> times_ns;
     std::uint64_t wrong = 0;
     for (const Outcome& outcome : coordinator_.all_gather_values(own)) {
@@ -293,16 +286,15 @@ class PerfRank final : public ranks::Rank {
     const double ns = average_time(options_.average, times_ns) / options_.iterations * operation_->time_factor();
     const double algbw = static_cast<double>(operation_->algorithm_bytes(extent)) / ns;
     Measured measured{.time_us = ns / 1000, .algbw = algbw, .busbw = algbw * operation_->bus_factor(), .wrong = wrong};
-    if (options_.per_iteration) measured.iterations = times_of_ranks(iterations_ns);
+    if (options_.per_iteration) measured.iterations = times_of_ranks();
     return measured;
   }
 
-  // Of all ranks.
-  IterationTimes times_of_ranks(const std::vector<std::uint64_t>& own_ns) {
+  IterationTimes times_of_ranks() {
     IterationTimes all;
-    const std::size_t bytes = own_ns.size() * sizeof(std::uint64_t);
-    for (const std::string& part : coordinator_.all_gather({reinterpret_cast<const char*>(own_ns.data()), bytes})) {
-      std::vector<std::uint64_t> ns(own_ns.size());
+    const std::size_t bytes = times_ns_.size() * sizeof(std::uint64_t);
+    for (const std::string& part : coordinator_.all_gather({reinterpret_cast<const char*>(times_ns_.data()), bytes})) {
+      std::vector<std::uint64_t> ns(times_ns_.size());
       std::memcpy(ns.data(), part.data(), bytes);
       std::vector<double>& us = all.emplace_back();
       for (const std::uint64_t each : ns) us.push_back(static_cast<double>(each) / 1000);
@@ -310,8 +302,7 @@ class PerfRank final : public ranks::Rank {
     return all;
   }
 
-  void add_row(const Extent& extent, const Measured& measured, const std::optional<Measured>& in_place,
-               const std::vector<std::uint64_t>& times_ns) {
+  void add_row(const Extent& extent, const Measured& measured, const std::optional<Measured>& in_place) {
     Row row = row_;
     row.bytes = extent.bytes;
     row.count = extent.count;
@@ -323,7 +314,7 @@ class PerfRank final : public ranks::Rank {
     row.iterations = measured.iterations;
     if (options_.operation == OperationKind::kPingPong) {
       const auto us = [&](double part) {
-        return static_cast<double>(ranks::percentile(times_ns, part)) / 1000 * operation_->time_factor();
+        return static_cast<double>(ranks::percentile(times_ns_, part)) / 1000 * operation_->time_factor();
       };
       row.latency = Latency{us(0), us(0.5), us(0.99), us(0.999)};
     }
@@ -332,24 +323,49 @@ class PerfRank final : public ranks::Rank {
     if (is_first()) print_row(stdout, report_, row);
   }
 
-  // Writes new content to the send buffer, and the complement of the expected content to the receive buffer.
-  void fill(const Extent& extent) {
+  // Writes new content to what this rank sends, and to the receive buffer the complement of the expected content.
+  // `own`: see run_size(), empty if not in place.
+  void fill(const Extent& extent, const Range& own) {
     ++step_;
-    if (options_.check_iterations == 0 && step_ > 1) return;
     buffer(Buffer::kSend).resize(extent.send_bytes);
     buffer(Buffer::kRecv).resize(extent.recv_bytes);
     memory::fill(*memory_, *own_content(), buffer(Buffer::kSend).data(), extent.send_bytes);
+    std::byte* const received = buffer(Buffer::kRecv).data();
     for (const Expected& expected : operation_->expected(extent, step_)) {
-      memory::poison(*memory_, *expected.content, buffer(Buffer::kRecv).data() + expected.offset, expected.bytes,
-                     expected.content_offset);
+      memory::poison(*memory_, *expected.content, received + expected.offset, expected.bytes, expected.content_offset);
     }
+    for (const Expected& kept : unchanged(extent, own)) {
+      memory::fill(*memory_, *kept.content, received + kept.offset, kept.bytes, kept.content_offset);
+    }
+    memory::fill(*memory_, *own_content(), received + own.offset, own.bytes);
   }
 
-  // Returns the number of wrong elements on this rank; in guards, of wrong bytes.
-  std::uint64_t check(const Extent& extent) {
+  // What the receive buffer holds before and after an iteration: in `own` what this rank sends, elsewhere a pattern
+  // that no rank sends.
+  std::vector<Expected> unchanged(const Extent& extent, const Range& own) const {
+    std::vector<Expected> all;
+    const auto add = [&all](std::size_t begin, std::size_t end, std::unique_ptr<workload::Content> content,
+                            std::size_t content_offset) {
+      if (begin < end) all.push_back({begin, end - begin, std::move(content), content_offset});
+    };
+    for (const Range& range : operation_->unchanged(extent)) {
+      const std::size_t end = range.offset + range.bytes;
+      const std::size_t own_begin = std::clamp(own.offset, range.offset, end);
+      const std::size_t own_end = std::clamp(own.offset + own.bytes, range.offset, end);
+      add(range.offset, own_begin, unsent_pattern(), range.offset);
+      add(own_begin, own_end, own_content(), own_begin - own.offset);
+      add(own_end, end, unsent_pattern(), own_end);
+    }
+    return all;
+  }
+
+  // Returns the number of wrong elements on this rank; in guards, of wrong bytes. `own`: as in fill().
+  std::uint64_t check(const Extent& extent, const Range& own) {
     const std::size_t unit = workload::element_bytes(row_.type);
     std::uint64_t wrong = 0;
-    for (const Expected& expected : operation_->expected(extent, step_)) {
+    std::vector<Expected> all = operation_->expected(extent, step_);
+    std::ranges::move(unchanged(extent, own), std::back_inserter(all));
+    for (const Expected& expected : all) {
       const workload::Mismatch found =
           memory::verify(*memory_, *expected.content, buffer(Buffer::kRecv).data() + expected.offset, expected.bytes,
                          expected.content_offset, unit);
@@ -401,6 +417,9 @@ class PerfRank final : public ranks::Rank {
            static_cast<std::size_t>(std::max(options_.cycles, 1));
   }
   std::unique_ptr<workload::Content> own_content() const { return operation_->contribution(options_.job.rank, step_); }
+  std::unique_ptr<workload::Content> unsent_pattern() const {
+    return std::make_unique<workload::Pattern>(static_cast<std::uint64_t>(options_.job.nranks), step_);
+  }
   GuardedBuffer& buffer(Buffer which) { return *buffers_[static_cast<std::size_t>(which)]; }
 
   const Options options_;
@@ -415,7 +434,8 @@ class PerfRank final : public ranks::Rank {
   ranks::ProgressBar bar_{options_.job.rank == 0};
   Report report_;
   const NcclTestsJson nccl_tests_json_{options_.nccl_tests_json, options_.arguments};
-  Row row_;  // of the type, reduction and root that run
+  Row row_;                              // of the type, reduction and root that run
+  std::vector<std::uint64_t> times_ns_;  // of the timed iterations of the last run, if each is timed
   std::uint64_t step_ = 0;
   int errors_ = 0;
   ranks::Worker service_{"service"};

@@ -217,6 +217,7 @@ class ReduceScatter final : public Ring {
                    std::make_unique<workload::Reduced>(shape_.type, shape_.reduction, ranks(), step), rank() * part});
     return all;
   }
+  std::vector<Range> unchanged(const Extent&) const override { return {}; }
 
   // In round s this rank sends part rank-s-1, and receives and reduces part rank-s-2.
   Plan plan(const Extent& extent) const override {

@@ -10,12 +10,15 @@
 //                  wrong-size       a receive reports one byte less than arrived (1 when 0 bytes arrived)
 //                  wrong-send-size  a send reports one byte less than it sent (1 when it sent 0 bytes)
 //   MUTATE_NTH     which of the messages that the mode can change is changed, counted from 1 (default 1); only this one
+//   MUTATE_ONLY    changes only what does not begin at a page boundary (unaligned), or has only zeros in its second
+//                  half (zeros); default: any message
 //
 // The change happens when `test` reports a request as done, in the memory that was passed to irecv. Messages are
 // counted per process.
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -59,6 +62,7 @@ namespace {
 using nccl::Result;
 
 constexpr std::size_t kTailBytes = 3;
+constexpr std::uintptr_t kPageBytes = 4096;
 
 enum class Mode { kNone, kFlipByte, kSwapMembers, kSkipTail, kOverrun, kWrongSize, kWrongSendSize, kUnknown };
 
@@ -97,7 +101,9 @@ class Mutation {
     const char* const nth = std::getenv("MUTATE_NTH");
     mode_ = mode == nullptr ? Mode::kUnknown : parse_mode(mode);
     if (nth != nullptr) countdown_ = std::strtoul(nth, nullptr, 10);
-    valid_ = mode_ != Mode::kUnknown && countdown_ > 0;
+    if (const char* const only = std::getenv("MUTATE_ONLY")) only_ = only;
+    const bool knows_only = only_.empty() || only_ == "unaligned" || only_ == "zeros";
+    valid_ = mode_ != Mode::kUnknown && countdown_ > 0 && knows_only;
   }
 
   bool valid() const { return valid_; }
@@ -158,8 +164,18 @@ class Mutation {
     return i;
   }
 
+  // Whether MUTATE_ONLY allows to change the message.
+  bool is_selected(const Pending& pending, const int* sizes) const {
+    const std::size_t i = first_nonempty(pending, sizes);
+    if (i == pending.members.size()) return false;
+    const unsigned char* const data = pending.members[i].data;
+    if (only_ == "unaligned") return reinterpret_cast<std::uintptr_t>(data) % kPageBytes != 0;
+    return std::all_of(data + sizes[i] / 2, data + sizes[i], [](unsigned char byte) { return byte == 0; });
+  }
+
   bool can_corrupt(const Pending& pending, const int* sizes) const {
     if (pending.is_send != (mode_ == Mode::kWrongSendSize)) return false;
+    if (!only_.empty() && !is_selected(pending, sizes)) return false;
     if (mode_ == Mode::kWrongSize || mode_ == Mode::kWrongSendSize) return true;
     if (mode_ == Mode::kSwapMembers) return exchangeable(pending, sizes) != Pair{0, 0};
     return first_nonempty(pending, sizes) < pending.members.size();
@@ -189,6 +205,7 @@ class Mutation {
   }
 
   Mode mode_ = Mode::kUnknown;
+  std::string only_;
   bool valid_ = false;
   verbatim::Mutex mutex_;
   std::size_t countdown_ VERBATIM_GUARDED_BY(mutex_) = 1;
@@ -267,7 +284,7 @@ __attribute__((constructor)) void load() {
   const char* const path = std::getenv("MUTATE_PLUGIN");
   if (path != nullptr) library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) std::fprintf(stderr, "mutate: MUTATE_PLUGIN: %s\n", path == nullptr ? "not set" : dlerror());
-  if (!mutation().valid()) std::fprintf(stderr, "mutate: MUTATE_MODE or MUTATE_NTH is not set to a known value\n");
+  if (!mutation().valid()) std::fprintf(stderr, "mutate: MUTATE_MODE, MUTATE_NTH or MUTATE_ONLY has no known value\n");
   wrap_table(library, "ncclNetPlugin_v6", ncclNetPlugin_v6);
   wrap_table(library, "ncclNetPlugin_v7", ncclNetPlugin_v7);
   wrap_table(library, "ncclNetPlugin_v8", ncclNetPlugin_v8);

@@ -136,10 +136,12 @@ TEST_P(OperationPlan, EveryMessage_StaysInsideBuffers) {
   }
 }
 
-// Every expected byte is written by a copy, a message or a reduction, and no message writes it twice.
+// Every expected byte is written by a copy, a message or a reduction, and no message writes it twice. All others are
+// unchanged.
 TEST_P(OperationPlan, EveryExpectedByte_IsWrittenOnce) {
   for (std::size_t rank = 0; rank < plans_.size(); ++rank) {
     std::vector<int> written(extents_[rank].recv_bytes), expected(extents_[rank].recv_bytes);
+    std::vector<int> unchanged(extents_[rank].recv_bytes);
     const auto count = [](std::vector<int>& in, std::size_t offset, std::size_t bytes) {
       for (std::size_t i = offset; i < offset + bytes; ++i) ++in.at(i);
     };
@@ -159,12 +161,14 @@ TEST_P(OperationPlan, EveryExpectedByte_IsWrittenOnce) {
     for (const Expected& piece : operations_[rank]->expected(extents_[rank], 1)) {
       count(expected, piece.offset, piece.bytes);
     }
+    for (const Range& range : operations_[rank]->unchanged(extents_[rank])) count(unchanged, range.offset, range.bytes);
     for (std::size_t i = 0; i < expected.size(); ++i) {
       // reduce_scatter: the other parts of the buffer hold partial results
       if (GetParam().kind == OperationKind::kReduceScatter && expected[i] == 0) continue;
       // all_reduce: the part that this rank reduces last is final and is not received again
       const int final_writes = written[i] > 0 ? written[i] : reduced[i];
       ASSERT_EQ(expected[i], final_writes) << "rank " << rank << ", byte " << i;
+      ASSERT_EQ(expected[i], 1 - unchanged[i]) << "rank " << rank << ", byte " << i;
     }
   }
 }
