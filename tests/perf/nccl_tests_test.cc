@@ -204,6 +204,16 @@ TEST(NcclTestsOptions, OptionsOfGpus_AreNoted) {
   EXPECT_EQ(kUsage, run_program("sendrecv_perf", {"-d", "float32"}).status);
 }
 
+TEST(NcclTestsOptions, OneRank_IsNoted) {
+  const auto notes_of = [](const char* gpus) {
+    std::vector<std::string> notes;
+    EXPECT_EQ(kCorrect, run_program("all_reduce_perf", {"-g", gpus, "-b", "8", "-e", "8", "-n", "1"}, &notes).status);
+    return std::count(notes.begin(), notes.end(), "verbatim-perf: note: one rank: no bytes are sent between ranks");
+  };
+  EXPECT_EQ(1, notes_of("1"));
+  EXPECT_EQ(0, notes_of("2"));
+}
+
 TEST(NcclTestsOptions, RequiredBandwidth_IsJudged) {
   const Words small{"-b", "8", "-e", "8", "-n", "1"};
   ::setenv("NCCL_TESTS_MIN_BW", "1e6", 1);

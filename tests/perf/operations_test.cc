@@ -172,6 +172,13 @@ TEST(Compare, TwoPlugins_RunInTurn) {
   }
 }
 
+TEST(Compare, RequiredBandwidth_IsNotJudged) {
+  const Outcome outcome = run({"sendrecv", "--compare", plugin() + "," + plugin(), "--rounds", "1", "-b", "8", "-e",
+                               "8", "-n", "1", "--format", "nccl-tests"},
+                              {"NCCL_TESTS_MIN_BW=1e6"});
+  EXPECT_EQ(kCorrect, outcome.status) << outcome.output;
+}
+
 TEST(Compare, ContradictingOptions_AreRejected) {
   EXPECT_EQ(kUsage, run({"pingpong"}).status);
   EXPECT_EQ(kUsage, run({"pingpong", "--plugin", plugin(), "--compare", plugin()}).status);

@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <map>
 #include <string_view>
@@ -75,9 +76,13 @@ const std::vector<ReductionKind>& all_reductions() {
   return all;
 }
 
+bool adds(ReductionKind kind) {
+  return kind == ReductionKind::kSum || kind == ReductionKind::kAvg || kind == ReductionKind::kMulSum;
+}
+
 // Types of few bits have no exact sums of many ranks. nccl-tests leaves them out of "all" where a GPU has not got them.
 void check_types(const NcclTestsOptions& given, Options& options) {
-  if (!reduces(options.operation)) return;
+  if (!reduces(options.operation) || std::ranges::none_of(options.reductions, adds)) return;
   const auto is_inexact = [&](ElementType type) { return options.job.size() > workload::max_exact_ranks(type); };
   for (const ElementType type : options.types) {
     if (!is_inexact(type)) continue;
@@ -103,6 +108,19 @@ void take_roots(const CLI::App& app, const NcclTestsOptions& given, Options& opt
   }
   options.roots = {given.root};
   if (given.root < 0) options.roots = first_values<int>(static_cast<std::size_t>(options.job.size()));
+}
+
+// What NCCL_TESTS_MIN_BW says; -1: nothing.
+double required_busbw() {
+  const char* const text = std::getenv("NCCL_TESTS_MIN_BW");
+  if (text == nullptr || *text == '\0') return -1;
+  char* end = nullptr;
+  const double busbw = std::strtod(text, &end);
+  if (*end != '\0' || !std::isfinite(busbw)) {
+    throw Failure(std::string("NCCL_TESTS_MIN_BW=") + text + " is not a number. Next: set it to GB/s, or unset it",
+                  ExitStatus::kUsage);
+  }
+  return busbw;
 }
 
 }  // namespace
@@ -142,7 +160,8 @@ void add_nccl_tests_options(CLI::App& app, Options& options, NcclTestsOptions& g
                           "root of broadcast, reduce, gather and scatter; -1: each rank in turn (in nccl-tests --root)")
                ->check(CLI::Range(-1, ranks::kMaxRanks - 1)),
            "RANK");
-  in_group(app.add_option("-N,--run_cycles", options.cycles, "how often all sizes run; 0: until the timeout (-T)")
+  in_group(app.add_option("-N,--run_cycles", options.cycles,
+                          "how often all sizes run; 0: until the timeout (-T), without closing lines")
                ->check(CLI::Range(0, 1'000'000'000)),
            "N");
   in_group(app.add_option("-u,--unalign", options.unalign, "elements by which the buffers begin behind a page boundary")
@@ -177,7 +196,6 @@ void take_nccl_tests_options(const CLI::App& app, const NcclTestsOptions& given,
   options.reductions = named(all_reductions(), given.reduction, workload::reduction_name);
   options.per_iteration = given.per_iteration != 0;
   options.timestamps = given.timestamps != 0;
-  if (const char* const busbw = std::getenv("NCCL_TESTS_MIN_BW")) options.required_busbw = std::atof(busbw);
   take_roots(app, given, options);
   check_types(given, options);
   if (!shows_reduction(options.operation)) {
@@ -188,6 +206,7 @@ void take_nccl_tests_options(const CLI::App& app, const NcclTestsOptions& given,
     if (given_option) throw Failure(why, ExitStatus::kUsage);
   };
   const bool has_columns = options.format == Format::kNcclTests;
+  if (has_columns) options.required_busbw = required_busbw();
   refuse(options.per_iteration && !has_columns, "-I adds columns to nccl-tests' table. Next: --format nccl-tests");
   refuse(options.timestamps && !has_columns, "-S adds a column to nccl-tests' table. Next: --format nccl-tests");
   refuse(!options.nccl_tests_json.empty() && !has_columns,
@@ -196,6 +215,14 @@ void take_nccl_tests_options(const CLI::App& app, const NcclTestsOptions& given,
   refuse(options.per_iteration_skip >= options.iterations, "-K must be below -n");
   refuse(options.unalign > 0 && options.types.size() > 1, "-u counts elements of one type. Next: give one with -d");
   refuse(options.types.size() > 1 && is_put_operation(options.operation), "puts have one type. Next: give one with -d");
+  const bool has_json = !options.json.empty() || !options.nccl_tests_json.empty();
+  refuse(options.cycles == 0 && has_json,
+         "-N 0 has no end at which --json or -J could be written. Next: give a number");
+  const bool compares = !options.compare.empty();
+  const bool has_lists = options.types.size() > 1 || options.reductions.size() > 1 || options.roots.size() > 1;
+  refuse(compares && (has_lists || options.cycles != 1),
+         "--compare has a line for each size only. Next: one value for -d, -o and -r, no -N, and --rounds to repeat");
+  refuse(compares && !options.nccl_tests_json.empty(), "-J writes one run. Next: --json with --compare");
 }
 
 }  // namespace verbatim::perf

@@ -307,7 +307,7 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
     if (!has_ranks && (options.job.child || options.job.root.empty())) options.gpus = options.job.size();
     if (is_link && options.plugin.empty() && options.compare.empty()) {
       const char* const configured = std::getenv("NCCL_NET_PLUGIN");
-      options.plugin = configured != nullptr ? configured : "verbatim";
+      options.plugin = configured != nullptr && *configured != '\0' ? configured : "verbatim";
     }
     options.average = static_cast<Average>(average);
     options.format = kFormats.at(format);

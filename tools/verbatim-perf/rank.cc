@@ -98,12 +98,13 @@ class PerfRank final : public ranks::Rank {
  private:
   bool is_first() const { return options_.job.rank == 0; }
 
-  // nccl-tests' header has no place for the plugin.
+  // nccl-tests' table has no place for the plugin, nor for what one rank alone shows.
   std::vector<std::string> notes() const {
     std::vector<std::string> notes = options_.notes;
     if (options_.format == Format::kNcclTests) {
       notes.push_back("verbatim-perf " + release_and_commit() + " over " + report_.plugin_name + " (net plugin v" +
                       std::to_string(report_.api_version) + ", " + report_.plugin_path + "), without NCCL");
+      if (report_.ranks.size() == 1) notes.emplace_back("one rank: no bytes are sent between ranks");
     }
     return notes;
   }
@@ -194,6 +195,7 @@ class PerfRank final : public ranks::Rank {
     // Without checks the buffers keep this content.
     if (options_.check_iterations == 0) fill(operation_->extent(sizes_.back()), {});
     for (int cycle = 0; cycle < options_.cycles || options_.cycles == 0; ++cycle) {
+      if (options_.cycles == 0) report_.rows.clear();  // there is no end at which they would be used
       for (const std::size_t bytes : sizes_) measure(bytes);
     }
   }

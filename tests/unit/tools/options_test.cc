@@ -199,6 +199,7 @@ TEST(ParseOptions, TypesReductionsAndRoots_AreOneOrAll) {
   EXPECT_EQ(1U, many.notes.size());
   EXPECT_EQ(workload::kElementTypes, parsed({"gather", "--plugin", "p.so", "-d", "all", "-g", "16"}).types.size());
   EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"reduce", "--plugin", "p.so", "-d", "f8e4m3", "-g", "17"}));
+  EXPECT_EQ(1U, parsed({"reduce", "--plugin", "p.so", "-d", "f8e4m3", "-g", "17", "-o", "max"}).types.size());
   EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"reduce", "--plugin", "p.so", "-r", "2"}));
 }
 
@@ -217,6 +218,8 @@ TEST(ParseOptions, ProgramOfNcclTests_IsItsOperation) {
     EXPECT_EQ(Format::kNcclTests, options.format);
     EXPECT_EQ("other", options.plugin);
   }
+  setenv("NCCL_NET_PLUGIN", "", 1);
+  EXPECT_EQ("verbatim", std::get<Options>(started_as("all_reduce_perf")).plugin);
   unsetenv("NCCL_NET_PLUGIN");
   EXPECT_EQ("verbatim", std::get<Options>(started_as("all_reduce_perf")).plugin);
   EXPECT_TRUE(std::holds_alternative<EarlyExit>(started_as("no_such_perf")));
@@ -242,6 +245,39 @@ TEST(ParseOptions, ColumnsOfNcclTests_NeedItsTable) {
   EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"put", "--plugin", "p.so", "-u", "1"}));
   EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"put", "--plugin", "p.so", "-N", "2"}));
   EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"stream", "--plugin", "p.so", "--format", "nccl-tests"}));
+}
+
+TEST(ParseOptions, RequiredBandwidth_IsANumberAndForNcclTestsTable) {
+  const std::vector<const char*> arguments{"all_reduce", "--plugin", "p.so", "--format", "nccl-tests"};
+  for (const auto& [text, busbw] : std::vector<std::pair<const char*, double>>{{"1.5", 1.5}, {"", -1}}) {
+    setenv("NCCL_TESTS_MIN_BW", text, 1);
+    EXPECT_EQ(busbw, parsed(arguments).required_busbw) << text;
+  }
+  for (const char* text : {"fast", "1.5G", "nan"}) {
+    setenv("NCCL_TESTS_MIN_BW", text, 1);
+    EXPECT_NE(std::string::npos, text_of_invalid(arguments).find("NCCL_TESTS_MIN_BW=")) << text;
+    EXPECT_EQ(-1, parsed({"all_reduce", "--plugin", "p.so"}).required_busbw) << text;
+  }
+  unsetenv("NCCL_TESTS_MIN_BW");
+}
+
+TEST(ParseOptions, ResultsThatCannotBeShown_AreRefused) {
+  for (const auto& extra :
+       std::vector<std::vector<const char*>>{{"-d", "all"}, {"-o", "all"}, {"-r", "-1"}, {"-N", "2"}}) {
+    std::vector<const char*> arguments{"reduce", "--compare", "p.so,q.so"};
+    EXPECT_EQ(2U, parsed(arguments).compare.size());
+    arguments.insert(arguments.end(), extra.begin(), extra.end());
+    EXPECT_NE(std::string::npos, text_of_invalid(arguments).find("--compare")) << extra[0];
+  }
+  for (const char* file : {"--json", "-J"}) {
+    EXPECT_NE(std::string::npos,
+              text_of_invalid({"reduce", "--plugin", "p.so", "--format", "nccl-tests", file, "f.json", "-N", "0"})
+                  .find("-N 0"))
+        << file;
+  }
+  EXPECT_NE(
+      std::string::npos,
+      text_of_invalid({"reduce", "--compare", "p.so,q.so", "--format", "nccl-tests", "-J", "f.json"}).find("-J "));
 }
 
 TEST(ParseOptions, LongNames_AreAccepted) {
