@@ -68,6 +68,11 @@ TEST(RankCount, OneOrMany_IsCorrect) {
   }
 }
 
+TEST(Timeout, None_RunsToTheEnd) {
+  const Outcome outcome = run({"sendrecv", "--plugin", plugin(), "-T", "0", "-b", "8", "-e", "8", "-n", "1"});
+  EXPECT_EQ(kCorrect, outcome.status) << outcome.output;
+}
+
 TEST(JsonReport, OneRun_HasRowsOfTheTable) {
   const std::string path = testing::TempDir() + "perf_" + std::to_string(getpid()) + ".json";
   expect_correct({"all_gather", "-b", "1K", "-e", "4K", "-f", "2", "-n", "3", "-w", "0", "--json", path});

@@ -21,6 +21,10 @@ constexpr std::chrono::seconds kAbortTimeout{3};
 // At the end of the time the coordinator reports which ranks are missing, so a rank waits a little longer.
 constexpr std::uint64_t kGraceNs = kNanosecondsPerSecond;
 
+std::uint64_t deadline_after(int seconds) {
+  return monotonic_ns() + static_cast<std::uint64_t>(seconds) * kNanosecondsPerSecond;
+}
+
 // How long poll() may wait until `deadline_ns`, in milliseconds.
 int ms_until(std::uint64_t deadline_ns) {
   constexpr std::uint64_t kShortestMs = 10;
@@ -37,9 +41,10 @@ CoordinatorConnection::CoordinatorConnection(const std::string& root, const Hell
     : root_(root),
       name_("rank " + std::to_string(hello.rank)),
       timeout_s_(timeout_s),
-      deadline_ns_(monotonic_ns() + static_cast<std::uint64_t>(timeout_s) * kNanosecondsPerSecond),
+      deadline_ns_(deadline_after(timeout_s == kNoTimeoutS ? kDefaultTimeoutS : timeout_s)),
       reports_(reports) {
   while (!join(hello)) ::poll(nullptr, 0, kRetryMs);
+  if (timeout_s == kNoTimeoutS) deadline_ns_ = deadline_after(timeout_s);
   listener_ = std::thread([this] { listen(); });
 }
 

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <limits>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -19,13 +20,18 @@
 
 namespace verbatim::ranks {
 
+constexpr int kDefaultTimeoutS = 300;
+// More seconds than any job runs.
+constexpr int kNoTimeoutS = std::numeric_limits<int>::max();
+
 // Whether a rank prints why it ends itself, or leaves it to the coordinator, whose output is the same.
 enum class Reports : std::uint8_t { kItself, kCoordinator };
 
 class CoordinatorConnection {
  public:
   // `root` is a place of ranks/meeting_point.h. Tries until the coordinator accepts the hello, or throws Failure when
-  // it does not, or when `timeout_s` has passed. From then on the process exits when `timeout_s` has passed since now.
+  // it does not, or when `timeout_s` has passed; with kNoTimeoutS the default one, so that a missing rank 0 is named.
+  // From then on the process exits when `timeout_s` has passed since now.
   CoordinatorConnection(const std::string& root, const Hello& hello, int timeout_s, Reports reports);
   CoordinatorConnection(const CoordinatorConnection&) = delete;
   CoordinatorConnection& operator=(const CoordinatorConnection&) = delete;
@@ -65,7 +71,7 @@ class CoordinatorConnection {
   const std::string root_;
   const std::string name_;  // "rank 1"
   const int timeout_s_;
-  const std::uint64_t deadline_ns_;
+  std::uint64_t deadline_ns_;
   const Reports reports_;
   UniqueFd socket_;
   FrameReader reader_;

@@ -20,7 +20,7 @@ struct Job {
   int rank = 0;        // with root
   int nranks = 0;      // with root
   bool child = false;  // with root: started by a launcher, which runs the coordinator
-  int timeout_s = 300;
+  int timeout_s = kDefaultTimeoutS;
   std::string start = {};  // of a launcher that gave the root (start_of()); empty: none
 
   int size() const { return root.empty() ? procs : nranks; }

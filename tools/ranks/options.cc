@@ -20,8 +20,8 @@ void add_job_options(CLI::App& app, Job& job, const char* procs) {
       ->check(CLI::Range(0, kMaxRanks - 1));
   app.add_option("--nranks", job.nranks, "with --root: the number of ranks; default: the launcher's")
       ->check(CLI::Range(1, kMaxRanks));
-  app.add_option("-T,--timeout", job.timeout_s, "the seconds after which all ranks are stopped")
-      ->check(CLI::Range(1, 1'000'000))
+  app.add_option("-T,--timeout", job.timeout_s, "the seconds after which all ranks are stopped; 0: none")
+      ->check(CLI::Range(0, 1'000'000))
       ->capture_default_str();
   app.add_flag("--child", job.child)->group("");
 }
@@ -47,6 +47,7 @@ void take_launched(const CLI::App& app, const LaunchedRank& launched, Job& job) 
 }  // namespace
 
 void complete_job(const CLI::App& app, Job& job) {
+  if (job.timeout_s == 0) job.timeout_s = kNoTimeoutS;
   const bool has_rank = app.count("--rank") > 0;
   const bool has_nranks = app.count("--nranks") > 0;
   if (!has_rank && !has_nranks) {

@@ -227,6 +227,7 @@ std::variant<Options, EarlyExit> parse_options(int argc, const char* const* argv
                  "first device. Default: all devices, channel by channel")
       ->check(CLI::Range(1, 8));
   memory::add_memory_options(app, options.memory, options.cuda);
+  if (is_link) options.job.timeout_s = 0;  // as in nccl-tests
   ranks::add_job_options(app, options.job);
   app.add_option("--channels", options.channels, "connections for each pair of peers and direction")
       ->check(CLI::Range(1, 64))

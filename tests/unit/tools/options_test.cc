@@ -217,6 +217,7 @@ TEST(ParseOptions, ProgramOfNcclTests_IsItsOperation) {
     EXPECT_STREQ(name, operation_name(options.operation));
     EXPECT_EQ(Format::kNcclTests, options.format);
     EXPECT_EQ("other", options.plugin);
+    EXPECT_EQ(ranks::kNoTimeoutS, options.job.timeout_s);
   }
   setenv("NCCL_NET_PLUGIN", "", 1);
   EXPECT_EQ("verbatim", std::get<Options>(started_as("all_reduce_perf")).plugin);
@@ -293,6 +294,8 @@ TEST(ParseOptions, LongNames_AreAccepted) {
   EXPECT_EQ(16, options.depth);
   EXPECT_EQ("f.json", options.json);
   EXPECT_EQ(5, options.job.timeout_s);
+  EXPECT_EQ(300, parsed({"stream", "--plugin", "p.so"}).job.timeout_s);
+  EXPECT_EQ(ranks::kNoTimeoutS, parsed({"stream", "--plugin", "p.so", "-T", "0"}).job.timeout_s);
 }
 
 TEST(ParseOptions, EveryOperation_IsAccepted) {
