@@ -86,6 +86,8 @@ TEST(JsonReport, OneRun_HasRowsOfTheTable) {
   EXPECT_GE(json["devices"].size(), 1U);
   EXPECT_EQ(0, json["wrong"]);
   ASSERT_EQ(3U, json["rows"].size());
+  EXPECT_FALSE(json.contains("type"));
+  EXPECT_EQ("float", json["rows"][0]["type"]);
   EXPECT_EQ(1024, json["rows"][0]["bytes"]);
   EXPECT_EQ(128, json["rows"][0]["count"]);  // of floats for each of two ranks
   EXPECT_GT(json["rows"][2]["busbw_gb_s"], 0);

@@ -16,7 +16,7 @@ Json json_of(const netapi::Properties& device);
 // only when they have results to write.
 void check_writable(const std::string& path);
 // Incremented when the meaning of a field of a tool's JSON changes, or a field is removed.
-inline constexpr unsigned kJsonSchema = 1;
+inline constexpr unsigned kJsonSchema = 2;
 // The object, or each object of the list, with the number as its first field `schema`.
 Json with_schema(const Json& json);
 // Writes with_schema(json). Throws Failure when the file cannot be written.

@@ -14,7 +14,6 @@ Json json_of(const Report& report) {
       {"operation", operation_name(options.operation)},
       {"plugin", {{"path", report.plugin_path}, {"name", report.plugin_name}, {"api_version", report.api_version}}},
       {"memory", memory::kind_name(options.memory)},
-      {"type", workload::element_name(options.types.front())},
       {"merge", options.merge},
       {"channels", options.channels},
       {"chunk_bytes", report.chunk_bytes},
