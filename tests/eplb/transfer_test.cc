@@ -65,20 +65,6 @@ TEST_P(EveryMode, OneRank_IsCorrect) {
   expect_correct(run_over_plugin({"--mode", GetParam(), "--policy", "shuffle", "--ranks", "1"}));
 }
 
-TEST(Output, TableAndChecks_AreExplained) {
-  const std::vector<std::string> arguments{"--policy", "hot", "--ranks", "2", "--layers", "1"};
-  const Outcome checked = run_over_plugin(arguments);
-  const std::size_t titles = checked.output.find("#  layer  experts ");
-  ASSERT_NE(std::string::npos, titles) << checked.output;
-  for (const char* column :
-       {"experts", "bytes", "max per rank", "packs", "groups", "ops max", "time", "GB/s/rank", "#wrong"}) {
-    EXPECT_LT(checked.output.find(column), titles) << column;
-  }
-  std::vector<std::string> without_checks = arguments;
-  without_checks.insert(without_checks.end(), {"--check", "off"});
-  EXPECT_FALSE(contains(run_over_plugin(without_checks), "# Checks "));
-}
-
 TEST(Seeds, DifferentSeeds_AreCorrect) {
   for (int seed = 100; seed < 110; ++seed) {
     expect_correct(run_over_plugin({"--mode", seed % 2 == 0 ? "packed" : "direct", "--policy", "all", "--ranks", "4",

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <condition_variable>
+#include <cstdio>
 #include <mutex>
 #include <string>
 #include <thread>
@@ -33,6 +34,43 @@ TEST(JainIndex, EqualShares_AreOneAndSingleShareIsOneOverN) {
   EXPECT_DOUBLE_EQ(1, jain({}));
   EXPECT_DOUBLE_EQ(1, jain({5, 5, 5}));
   EXPECT_DOUBLE_EQ(0.25, jain({8, 0, 0, 0}));
+}
+
+class PrintedTable : public testing::Test {
+ protected:
+  PrintedTable() { input_.workload = {2, 4, 4, {}}; }
+
+  // The slowest checks of two ranks took 4 ms.
+  std::string table(double moving_ms) const {
+    Report report{.options = options_, .input = input_};
+    report.by_rank.resize(2);
+    report.by_rank[0].checking_ms = 3;
+    report.by_rank[1].checking_ms = 4;
+    report.by_rank[1].moving_ms = moving_ms;
+    char text[8192] = {};
+    std::FILE* const file = fmemopen(text, sizeof text, "w");
+    print_table(file, report);
+    std::fclose(file);
+    return text;
+  }
+
+  Options options_;
+  Input input_;
+};
+
+TEST_F(PrintedTable, EveryColumn_IsExplainedAboveTheTitles) {
+  const std::string text = table(5);
+  const std::size_t titles = text.find("#  layer  experts ");
+  ASSERT_NE(std::string::npos, titles) << text;
+  for (const char* column :
+       {"experts", "bytes", "max per rank", "packs", "groups", "ops max", "time", "GB/s/rank", "#wrong"}) {
+    EXPECT_LT(text.find(column), titles) << column;
+  }
+}
+
+TEST_F(PrintedTable, ChecksThatTakeLongerThanMoving_AreNamed) {
+  EXPECT_EQ(std::string::npos, table(5).find("# Checks "));
+  EXPECT_NE(std::string::npos, table(1).find("# Checks              : 4.0 ms to fill and compare bytes")) << table(1);
 }
 
 std::string stats(std::uint64_t sent, std::uint64_t received) {

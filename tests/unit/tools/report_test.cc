@@ -2,11 +2,15 @@
 #include "verbatim-perf/report.h"
 
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <cstdio>
+#include <fstream>
 #include <string>
+#include <vector>
 
 #include "cli/table.h"
+#include "ranks/json.h"
 #include "ranks/progress_bar.h"
 
 namespace verbatim::perf {
@@ -99,6 +103,27 @@ TEST(ResultTable, TimesOfIterations_AreMinimumMaximumPercentileAndVariation) {
   EXPECT_TRUE(printed([&](std::FILE* out) {
                 print_row(out, report, report.rows[0]);
               }).ends_with("       0     1.00     5.00     5.00    47.14\n"));
+}
+
+// Of 20 iterations in ascending order: the 11th, the 19th and the 20th.
+TEST(NcclTestsJsonFile, TimesOfIterations_HavePercentiles) {
+  Report report = two_rows();
+  report.options.per_iteration = true;
+  report.rows.resize(1);
+  std::vector<double> times;
+  for (int us = 20; us > 0; --us) times.push_back(us);
+  report.rows[0].iterations = {times};
+  report.rows[0].in_place = Measured{.iterations = {times}};
+  const std::string path = testing::TempDir() + "percentiles_" + std::to_string(::getpid()) + ".json";
+  NcclTestsJson(path, {}).write(report);
+  const auto json = ranks::Json::parse(std::ifstream(path), nullptr, false);
+  ::unlink(path.c_str());
+  for (const char* run : {"out_of_place_per_iter", "in_place_per_iter"}) {
+    const auto& summary = json["results"][0][run];
+    EXPECT_EQ(11, summary["p50_us"]) << run;
+    EXPECT_EQ(19, summary["p95_us"]) << run;
+    EXPECT_EQ(20, summary["p99_us"]) << run;
+  }
 }
 
 TEST(ResultTable, Footer_HasWrongCountAndAverage) {
