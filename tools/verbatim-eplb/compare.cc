@@ -90,10 +90,9 @@ ranks::ExitStatus run_compare(const Options& options, int argc, char** argv) {
       options.policy.c_str(), options.job.size(), options.rounds,
       is_gpu ? "GPU memory" : memory::describe_host_memory(options.pages).c_str());
   std::printf(
-      "# all layers, layer p50 and p99: times of the slowest rank, without checks; GB/s (10^9 bytes): over all ranks; "
-      "buffers:\n"
-      "# of a rank besides the weights; counters: the plugin's own bytes beside those of the run (absent: it counts "
-      "none)\n");
+      "# all layers, layer p50 and p99: times of the slowest rank, without checks; GB/s (10^9 bytes): over all ranks\n"
+      "# buffers: of a rank besides the weights\n"
+      "# counters: the plugin's own bytes beside those of the run (absent: it counts none)\n");
   const cli::Table table({{"over", -28},
                           {"all layers ms", 14, 2},
                           {"layer p50 us", 14, 1},

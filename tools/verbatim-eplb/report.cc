@@ -237,12 +237,10 @@ void print_head(std::FILE* out, const Report& report) {
 void print_table(std::FILE* out, const Report& report) {
   std::fputs(
       "#\n"
-      "# experts, bytes: moved between ranks; max per rank: bytes that the rank with the most receives; packs: buffers "
-      "of\n"
-      "# packed experts; groups: groups of operations, ops max: operations of the largest one on a rank\n"
-      "# time: of the slowest rank, median of the iterations, checks not included; GB/s/rank (10^9 bytes): max per "
-      "rank over\n"
-      "# this time; #wrong: wrong bytes\n",
+      "# experts, bytes: moved between ranks; max per rank: bytes that the rank with the most receives\n"
+      "# packs: buffers of packed experts; groups: of operations; ops max: operations of the largest one on a rank\n"
+      "# time: of the slowest rank, median of the iterations, without checks\n"
+      "# GB/s/rank (10^9 bytes): max per rank over this time; #wrong: wrong bytes\n",
       out);
   const cli::Table table({{"layer", 8},
                           {"experts", 8},
@@ -296,8 +294,8 @@ void print_table(std::FILE* out, const Report& report) {
   if (const RankSummary& rank = slowest_checks(report); rank.checking_ms > rank.moving_ms) {
     std::fprintf(
         out,
-        "# Checks              : %.1f ms to fill and compare bytes, outside of the times above; moving took %.1f "
-        "ms. Next: --check off for a shorter run\n",
+        "# Checks              : %.1f ms to fill and compare bytes, not in the times above; moving took %.1f ms. "
+        "Next: --check off for a shorter run\n",
         rank.checking_ms, rank.moving_ms);
   }
   if (!report.options.check) {

@@ -60,9 +60,8 @@ ExitStatus run_isolation(const Options& options, int argc, char** argv) {
   std::printf("# %s, %zu requests, medians of %d rounds, each without %zu warm-up requests\n", options.preset.c_str(),
               requests, options.rounds, options.warmup);
   std::printf(
-      "# GB/s (10^9 bytes), p50 and p99 of requests from their start to their end; LF fresh: requests of LF that got a "
-      "new "
-      "connection\n");
+      "# GB/s (10^9 bytes), p50 and p99 of requests from their start to their end\n"
+      "# LF fresh: requests of LF that got a new connection\n");
   const cli::Table table({{"run", -18},
                           {"KV GB/s", 10, 3},
                           {"LF GB/s", 10, 3},

@@ -39,8 +39,7 @@ double validation_percent(const FamilyStats& stats) {
 constexpr const char* kFamiliesLegend =
     "# requests: served, data and notification; block(B): bytes of a block, each a message; messages, bytes: received\n"
     "# GB/s (10^9 bytes), p50, p99: without the warm-up, of requests from their start to their end, checks included\n"
-    "# valid(%): validation of the block lists at both ends, all ranks, in percent of the time; rejected: invalid "
-    "lists\n"
+    "# valid(%): validation of block lists at both ends, all ranks, in percent of the time; rejected: invalid lists\n"
     "# fresh, staged, recomp: requests that failed and got a new connection, a copy over TCP, or must be recomputed\n"
     "# #wrong: wrong bytes\n";
 

@@ -38,21 +38,21 @@ const std::map<std::string, OperationKind> kOperations{
 
 const std::map<std::string, Format> kFormats{{"verbatim", Format::kVerbatim}, {"nccl-tests", Format::kNcclTests}};
 
-static_assert(ranks::kMaxRanks <= 256, "sums of floats are exact only for up to 256 ranks, see workload/content.h");
+static_assert(ranks::kMaxRanks <= 256, "more ranks need smaller contributions to sums: kTypes in workload/content.cc");
 
 constexpr const char* kDescription =
     "nccl-tests for NCCL net plugins, without NCCL: verbatim-perf calls a plugin as NCCL's core does, in host memory\n"
-    "or GPU memory (see --memory). It verifies all bytes of the checked iterations (see --check).\n\n"
-    "Operations of nccl-tests. Started by a link with the name of its program (all_reduce_perf), it runs this "
-    "operation,\n"
-    "prints nccl-tests' table, and takes the plugin from NCCL_NET_PLUGIN (default verbatim):\n"
+    "or GPU memory (see --memory). It verifies all bytes of the checked iterations (see --check). Of reductions a sum\n"
+    "of integers (-d uint32) shows each wrong bit; floats round some away, and max, min and avg drop some.\n\n"
+    "Operations of nccl-tests. Started by a link with the name of its program (all_reduce_perf), it runs this one,\n"
+    "prints nccl-tests' table, has no timeout, and takes the plugin from NCCL_NET_PLUGIN (default verbatim):\n"
     "  all_reduce      reduces over all ranks (--op), in a ring: reduce_scatter, then all_gather; only --memory host\n"
     "  all_gather      ring\n"
     "  reduce_scatter  ring; only --memory host\n"
     "  broadcast       from the root along the ring\n"
     "  reduce          along the ring to the root; only --memory host\n"
     "  alltoall        every rank to every other\n"
-    "  alltoallv       the same, more to ranks that are farther behind\n"
+    "  alltoallv       the same, but to rank r+d it sends d shares\n"
     "  gather          every rank to the root\n"
     "  scatter         from the root to every rank\n"
     "  hypercube       all_gather with the ranks whose number differs in one bit; ranks are a power of 2\n"

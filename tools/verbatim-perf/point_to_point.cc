@@ -111,8 +111,8 @@ class AllToAll : public AllPairs {
   }
 };
 
-// The distribution that nccl-tests generates: a rank sends the more the farther the other rank is behind it, nothing to
-// itself.
+// The distribution that nccl-tests generates: rank r sends d shares to rank r+d, modulo the number of ranks, and none
+// to itself.
 class AllToAllV final : public AllToAll {
  public:
   using AllToAll::AllToAll;
