@@ -359,7 +359,7 @@ class Top(Live):
             without_outages = {field for field in without_queues("Statistics") if not field.startswith("connections[].outages[].")}
             self.assertEqual(fields(content), without_outages)  # no lane was down
         with open(f"{self.directory}.json", encoding="utf-8") as file:
-            self.assertEqual(list(json.load(file).items())[0], ("schema", 1))
+            self.assertEqual(list(json.load(file).items())[0], ("schema", 2))
 
     def test_Puts_AreInTheStateAndThePageExplainsEveryField(self):
         for state in self.start_puts():

@@ -70,7 +70,8 @@ class ReductionOfElements : public testing::TestWithParam<Operands> {};
 // A ring begins at any rank, and multiplies a contribution where it arrives; the last rank divides.
 TEST_P(ReductionOfElements, AnyOrderAndOffset_GivesSameResult) {
   constexpr std::size_t kBytes = 10'000 - 10'000 % 8;
-  const auto [type, kind] = GetParam();
+  const ElementType type = GetParam().type;
+  const ReductionKind kind = GetParam().kind;
   const auto ranks = static_cast<std::uint64_t>(std::min(max_exact_ranks(type), 32));
   const auto multiplier_of = [&](std::uint64_t rank) { return kind == ReductionKind::kMulSum ? multiplier(rank) : 1; };
   const auto reduced_from = [&](std::uint64_t first) {
@@ -97,7 +98,8 @@ TEST_P(ReductionOfElements, AnyOrderAndOffset_GivesSameResult) {
 
 // An average of 8 bits is 0 with many more ranks, as in NCCL: the sum wraps before it is divided.
 TEST_P(ReductionOfElements, LostOneOfManyRanks_ChangesResult) {
-  const auto [type, kind] = GetParam();
+  const ElementType type = GetParam().type;
+  const ReductionKind kind = GetParam().kind;
   const std::size_t bytes = 6'000 * element_bytes(type);
   const int most = kind == ReductionKind::kAvg ? 100 : max_exact_ranks(type);
   const auto ranks = static_cast<std::uint64_t>(std::min(max_exact_ranks(type), most));
