@@ -201,8 +201,9 @@ void read_foot(Lines& lines, NcclTestsOutput& output) {
   std::istringstream busbw(value_of("Avg bus bandwidth"));
   busbw >> output.busbw;
   if (busbw.get() != ' ') lines.fail("has no space behind the number");
-  std::getline(busbw, output.verdict);
-  if (!output.verdict.empty() && output.verdict != "OK" && output.verdict != "FAILED") lines.fail("has another word");
+  std::getline(busbw, output.busbw_result);
+  if (!output.busbw_result.empty() && output.busbw_result != "OK" && output.busbw_result != "FAILED")
+    lines.fail("has another word");
   lines.expect("#");
   lines.expect("# Collective test concluded: " + output.program);
   lines.expect("#");

@@ -54,7 +54,7 @@ struct NcclTestsOutput {
   std::vector<NcclTestsRow> rows;
   long long out_of_bounds = 0;
   double busbw = 0;
-  std::string verdict;  // of NCCL_TESTS_MIN_BW
+  std::string busbw_result;  // of NCCL_TESTS_MIN_BW
 };
 
 struct NcclTestsColumns {

@@ -130,7 +130,7 @@ TEST_P(NcclTestsProgram, Output_IsThatOfNcclTests) {
     }
   }
   EXPECT_EQ(0, output.out_of_bounds);
-  EXPECT_EQ("", output.verdict);
+  EXPECT_EQ("", output.busbw_result);
   EXPECT_NEAR(busbw, output.busbw, 0.01);  // rows have two digits
 }
 
@@ -222,8 +222,8 @@ TEST(NcclTestsOptions, RequiredBandwidth_IsJudged) {
   const NcclTestsOutput enough = output_of("sendrecv_perf", small);
   ::unsetenv("NCCL_TESTS_MIN_BW");
   EXPECT_EQ(kWrong, outcome.status);
-  EXPECT_EQ("FAILED", read_nccl_tests(outcome.output, {}).verdict);
-  EXPECT_EQ("OK", enough.verdict);
+  EXPECT_EQ("FAILED", read_nccl_tests(outcome.output, {}).busbw_result);
+  EXPECT_EQ("OK", enough.busbw_result);
 }
 
 // A line that is missing, or has one space more or one character less, is an error.

@@ -119,7 +119,7 @@ void NcclTestsJson::write(const Report& report) const {
   if (path_.empty()) return;
   const Options& options = report.options;
   const double busbw = report.average_busbw();
-  const std::string verdict = report.busbw_verdict();
+  const std::string result = report.busbw_result();
   Json json{{"version", kFileVersion},
             {"start_time", start_},
             {"args", arguments_},
@@ -129,7 +129,7 @@ void NcclTestsJson::write(const Report& report) const {
             {"results", Json::array()},
             {"out_of_bounds", {{"count", report.wrong()}, {"okay", word(report.wrong() == 0)}}},
             {"average_bus_bandwidth",
-             {{"bandwidth", busbw}, {"okay", options.required_busbw == -1 ? "unchecked" : word(verdict == "OK")}}},
+             {{"bandwidth", busbw}, {"okay", options.required_busbw == -1 ? "unchecked" : word(result == "OK")}}},
             {"errors", Json::array()},
             {"end_time", time_of_day()}};
   for (const Row& row : report.rows) json["results"].push_back(json_of(report, row));

@@ -171,7 +171,7 @@ void print_nccl_tests_row(std::FILE* out, const Report& report, const Row& row) 
 void print_nccl_tests_footer(std::FILE* out, const Report& report) {
   const auto wrong = static_cast<unsigned long long>(report.wrong());
   std::fprintf(out, "# %-20s : %llu %s\n", "Out of bounds values", wrong, wrong == 0 ? "OK" : "FAILED");
-  std::fprintf(out, "# %-20s : %g %s\n", "Avg bus bandwidth", report.average_busbw(), report.busbw_verdict());
+  std::fprintf(out, "# %-20s : %g %s\n", "Avg bus bandwidth", report.average_busbw(), report.busbw_result());
   std::fprintf(out, "#\n# Collective test concluded: %s\n#\n\n", program_name(report).c_str());
   std::fflush(out);
 }

@@ -91,7 +91,7 @@ class PerfRank final : public ranks::Rank {
       if (!options_.json.empty()) write_json(report_, options_.json);
       nccl_tests_json_.write(report_);
     }
-    if (options_.required_busbw != -1 && std::strcmp(report_.busbw_verdict(), "OK") != 0) return ExitStatus::kWrong;
+    if (options_.required_busbw != -1 && std::strcmp(report_.busbw_result(), "OK") != 0) return ExitStatus::kWrong;
     return report_.wrong() == 0 ? ExitStatus::kOk : ExitStatus::kWrong;
   }
 

@@ -68,7 +68,7 @@ struct Report {
   std::uint64_t wrong() const;
   double average_busbw() const;
   // As nccl-tests: nothing is required, or 90 % of Options::required_busbw are reached or not.
-  const char* busbw_verdict() const;
+  const char* busbw_result() const;
 };
 
 // The time of an operation from those of the ranks, of rank 0 first.

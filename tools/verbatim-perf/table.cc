@@ -41,7 +41,7 @@ double Report::average_busbw() const {
   return count == 0 ? 0 : sum / count;
 }
 
-const char* Report::busbw_verdict() const {
+const char* Report::busbw_result() const {
   constexpr double kEnough = 0.9;
   if (options.required_busbw == -1) return "";
   return average_busbw() < options.required_busbw * kEnough ? "FAILED" : "OK";

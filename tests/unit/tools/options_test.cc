@@ -159,7 +159,7 @@ TEST(ParseOptions, ThreadsAndGpus_AreRanks) {
 
 // Every option of nccl-tests 2.19.6 (src/common.cu, longopts), by both names, that does not change what runs here.
 TEST(ParseOptions, OptionsWithoutEffect_AreNotedOnlyIfNotTheDefault) {
-  for (const auto& [letter, name, default_value] :
+  for (const auto& [short_name, name, default_value] :
        std::vector<std::array<const char*, 3>>{{"-m", "--agg_iters", "1"},
                                                {"-p", "--parallel_init", "0"},
                                                {"-z", "--blocking", "0"},
@@ -171,11 +171,11 @@ TEST(ParseOptions, OptionsWithoutEffect_AreNotedOnlyIfNotTheDefault) {
                                                {"-D", "--device_implementation", "0"},
                                                {"-V", "--device_cta_count", "16"},
                                                {"-M", "--memory", "0"}}) {
-    for (const char* option : {letter, name}) {
+    for (const char* option : {short_name, name}) {
       EXPECT_TRUE(parsed({"all_reduce", "--plugin", "p.so", option, default_value}).notes.empty()) << option;
       const std::vector<std::string> notes = parsed({"all_reduce", "--plugin", "p.so", option, "2"}).notes;
       ASSERT_EQ(1U, notes.size()) << option;
-      EXPECT_TRUE(notes[0].starts_with(std::string(letter) + "," + name)) << notes[0];
+      EXPECT_TRUE(notes[0].starts_with(std::string(short_name) + "," + name)) << notes[0];
       EXPECT_NE(std::string::npos, notes[0].find(" 2 has no effect: ")) << notes[0];
       EXPECT_EQ(ExitStatus::kUsage, status_of_invalid({"all_reduce", "--plugin", "p.so", option, "x"})) << option;
     }
