@@ -62,7 +62,28 @@ bool describe(const cuda::Driver& driver, const GpuAllocation& allocation, GpuMe
   return true;
 }
 
+// A thread that has seen the last serial number may read the words meanwhile. Whoever reads one of these then reads a
+// serial number that is another one.
+void publish(SharedGpuMemory& shared, const GpuMemoryHandle& memory, std::uint64_t serial) {
+  std::uint64_t words[SharedGpuMemory::kWords] = {};
+  std::memcpy(words, &memory, sizeof memory);
+  std::atomic_thread_fence(std::memory_order_release);
+  for (std::size_t i = 0; i < SharedGpuMemory::kWords; ++i) shared.words[i].store(words[i], std::memory_order_relaxed);
+  shared.serial.store(serial, std::memory_order_release);
+}
+
 }  // namespace
+
+std::optional<GpuMemoryHandle> exported_gpu_memory(const Segment& segment, std::uint32_t number, std::uint64_t serial) {
+  const SharedGpuMemory& shared = segment.gpu_memories[number - 1];
+  std::uint64_t words[SharedGpuMemory::kWords];
+  for (std::size_t i = 0; i < SharedGpuMemory::kWords; ++i) words[i] = shared.words[i].load(std::memory_order_relaxed);
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (shared.serial.load(std::memory_order_relaxed) != serial) return std::nullopt;
+  GpuMemoryHandle memory;
+  std::memcpy(&memory, words, sizeof memory);
+  return memory;
+}
 
 std::uint32_t export_gpu_memory(Segment& segment, const GpuAllocation& allocation) {
   Exports& exports = *g_exports.load(std::memory_order_acquire);
@@ -76,13 +97,13 @@ std::uint32_t export_gpu_memory(Segment& segment, const GpuAllocation& allocatio
   Gpu* const gpu = Gpu::opened(allocation.gpu);
   if (index >= kMaxGpuMemories || gpu == nullptr) return 0;
   const CurrentGpu current(*gpu);
-  SharedGpuMemory& shared = segment.gpu_memories[index];
+  GpuMemoryHandle memory{};
   UniqueFd fd;
-  if (!describe(gpu->cuda(), allocation, shared.memory, fd)) return 0;
-  shared.memory.gpu = allocation.gpu;
-  shared.memory.start = allocation.start;
-  shared.memory.bytes = allocation.bytes;
-  shared.serial.store(++exports.last_serial, std::memory_order_release);
+  if (!describe(gpu->cuda(), allocation, memory, fd)) return 0;
+  memory.gpu = allocation.gpu;
+  memory.start = allocation.start;
+  memory.bytes = allocation.bytes;
+  publish(segment.gpu_memories[index], memory, ++exports.last_serial);
   exports.by_index.emplace(index, Export{allocation.id, 1, std::move(fd)});
   return index + 1;
 }

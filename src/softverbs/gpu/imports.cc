@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/unique_fd.h"
 #include "softverbs/gpu/cuda_driver.h"
+#include "softverbs/gpu/exports.h"
 #include "softverbs/host/device_thread.h"
 #include "softverbs/host/inherited.h"
 
@@ -185,13 +186,11 @@ class Importer {
     const ProcessView& owner = *wanted.owner;
     const Gpu* const gpu = Gpu::opened(key.gpu);
     if (gpu == nullptr) return nullptr;
-    const SharedGpuMemory& shared = owner.segment().gpu_memories[key.number - 1];
-    const GpuMemoryHandle memory = shared.memory;
-    std::atomic_thread_fence(std::memory_order_acquire);
-    if (shared.serial.load(std::memory_order_relaxed) != key.serial) return nullptr;
+    const std::optional<GpuMemoryHandle> memory = exported_gpu_memory(owner.segment(), key.number, key.serial);
+    if (!memory) return nullptr;
     const CurrentGpu current(*gpu);
     if (!current.is_set()) return nullptr;
-    return owner.is_own() ? reach_own(*gpu, key.gpu, memory) : reach_peer(*gpu, key.gpu, owner, memory);
+    return owner.is_own() ? reach_own(*gpu, key.gpu, *memory) : reach_peer(*gpu, key.gpu, owner, *memory);
   }
 
   // Moves the mappings of memory that its owner has withdrawn, or whose owner has died.

@@ -79,10 +79,13 @@ struct GpuMemoryHandle {
 
 constexpr std::uint32_t kMaxGpuMemories = 1024;
 
-// The owner writes it before the serial number, which is 0 while no such memory is registered.
+// An entry of the owner's allocations, which the next one uses again: gpu/exports.h writes and reads it. The serial
+// number is 0 while no such memory is registered; the words of the handle change only then.
 struct SharedGpuMemory {
+  static constexpr std::size_t kWords = (sizeof(GpuMemoryHandle) + 7) / 8;
+
   std::atomic<std::uint64_t> serial;
-  GpuMemoryHandle memory;
+  std::atomic<std::uint64_t> words[kWords];
 };
 
 // Copies of GPU memory that are under way for one QP. A region is not in use any more when what had begun has settled.

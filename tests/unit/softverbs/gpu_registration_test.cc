@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <deque>
 #include <fstream>
 
 #include "base/unique_fd.h"
@@ -235,6 +236,30 @@ TEST_F(GpuRegistration, ManyAllocations_AreMappedAndGivenUp) {
       EXPECT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
       EXPECT_EQ(peer.find_wrong_byte(0, kRegionBytes, round * 10 + i), std::nullopt);
       usleep(1000);
+    }
+  }
+}
+
+// The thread that maps memory still looks at some regions when others are exported in their place.
+TEST_F(GpuRegistration, OthersInTheirPlace_AreMappedAsThemselves) {
+  constexpr std::size_t kRegions = 8;
+  constexpr std::size_t kBytes = 64;
+  const PlacedRegion source(device.pd.get(), kLegacy0, kBytes);
+  Endpoint endpoint(device, gpu_endpoint());
+  connect(endpoint, endpoint);
+  std::deque<PlacedRegion> targets;
+  const auto add_target = [&] { targets.emplace_back(device.pd.get(), kExportable1, kBytes); };
+  while (targets.size() < kRegions) add_target();
+  for (std::uint64_t round = 0; round < 100; ++round) {
+    source.fill(round);
+    for (const PlacedRegion& target : targets) {
+      ASSERT_EQ(post(endpoint.qp(), IBV_WR_RDMA_WRITE, {source.sge()}, target.target()), 0);
+      ASSERT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
+      ASSERT_EQ(target.find_wrong_byte(0, kBytes, round), std::nullopt);
+    }
+    for (std::size_t i = 0; i < kRegions; ++i) {
+      targets.pop_front();
+      add_target();
     }
   }
 }
