@@ -36,18 +36,14 @@ void sleep_while(std::atomic<Word>& word, Word value, const timespec* timeout) {
   ::syscall(SYS_futex, &word, FUTEX_WAIT, static_cast<std::uint32_t>(value), timeout, nullptr, 0);
 }
 
-// Copies between the slot's buffer and the program's memory, by file I/O on the segment: for memory that is no longer
-// mapped the system call fails, and no SIGSEGV occurs.
+// Copies between the slot's buffer and the program's memory.
 bool execute(const CopySlot& slot, int segment_fd, std::uint64_t buffer) {
   iovec items[kMaxSge];
   for (std::uint32_t i = 0; i < slot.count; ++i) {
     items[i] = {reinterpret_cast<void*>(slot.spans[i].address), slot.spans[i].bytes};
   }
-  const auto count = static_cast<int>(slot.count);
-  const auto offset = static_cast<off_t>(buffer);
-  const ssize_t moved = slot.is_from_target != 0 ? ::pwritev(segment_fd, items, count, offset)
-                                                 : ::preadv(segment_fd, items, count, offset);
-  return moved == static_cast<ssize_t>(slot.bytes);
+  const CopyDirection direction = slot.is_from_target != 0 ? CopyDirection::kFromTarget : CopyDirection::kToTarget;
+  return copy_own_memory(segment_fd, buffer, direction, items, slot.count, slot.bytes);
 }
 
 struct CopierThread {
@@ -133,6 +129,13 @@ CopySlot& lock_slot(SharedCopier& shared, Incarnation me, std::uint32_t& index)
 }
 
 }  // namespace
+
+// The C library's functions would let ThreadSanitizer see a device's accesses, which are not the program's.
+bool copy_own_memory(int segment_fd, std::uint64_t offset, CopyDirection direction, const iovec* items,
+                     std::size_t count, std::size_t bytes) {
+  const long call = direction == CopyDirection::kToTarget ? SYS_preadv : SYS_pwritev;
+  return ::syscall(call, segment_fd, items, count, offset, 0L) == static_cast<long>(bytes);
+}
 
 void start_copier_if_wanted(Segment& segment, Arena& arena, int segment_fd) {
   SharedCopier& shared = segment.copier;
