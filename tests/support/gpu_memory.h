@@ -91,6 +91,8 @@ class PlacedRegion {
 
   // Deregisters the memory and frees it at once.
   void release();
+  // Frees GPU memory that stays registered.
+  void free() { gpu_->free(); }
   const GpuBuffer& gpu_buffer() const { return *gpu_; }
 
  private:

@@ -23,9 +23,9 @@ bool is_addressed(const SharedPort& port, const SharedPort& from, const ibv_ah_a
 
 std::uint64_t fast_path_bytes(const Qp& qp) {
   const Settings& settings = qp.process->settings();
-  return settings.threaded || settings.has_rate() || qp.deferred.is_enabled() || qp.qp_type != IBV_QPT_RC
-             ? 0
-             : std::min<std::uint64_t>(kStepBytes, settings.max_msg_bytes);
+  const bool is_excluded =
+      settings.threaded || settings.has_rate() || qp.deferred.is_enabled() || settings.late_host_ms != 0;
+  return is_excluded || qp.qp_type != IBV_QPT_RC ? 0 : std::min<std::uint64_t>(kStepBytes, settings.max_msg_bytes);
 }
 
 bool find_route(Qp& qp) {
@@ -79,6 +79,8 @@ Attempt attempt_of(Response response) {
       return {Outcome::kLost};
     case Response::kReceiverNotReady:
       return {Outcome::kNotReady};
+    case Response::kSourceFault:
+      return failed(IBV_WC_LOC_PROT_ERR);
     case Response::kInvalidRequest:
       return failed(IBV_WC_REM_INV_REQ_ERR);
     case Response::kAccessError:

@@ -228,6 +228,7 @@ Attempt transmit_datagram(Qp& qp, const Packets& packets, Spans& local) {
     if (header) response = receive_datagram(*route.process, me, route.index, packets, *header, local);
   }
   route.qp->lock.unlock(me);
+  if (response == Response::kSourceFault) return attempt_of(response);
   if (response != Response::kAck) return {Outcome::kLost};
   return {.outcome = Outcome::kDone, .packets = 1};
 }

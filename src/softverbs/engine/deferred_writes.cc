@@ -87,7 +87,7 @@ Attempt place_all_deferred(Qp& qp, bool may_have_failed, std::uint32_t& failing)
     refusal = response;
     if (placed.outcome == Outcome::kLost) qp.deferred.put_back(payload);
   }
-  if (result.outcome == Outcome::kFailed && refusal != Response::kAck) {
+  if (result.outcome == Outcome::kFailed && refusal >= Response::kInvalidRequest) {
     refuse_request(*route.process, me, route.index, refusal);
   }
   route.qp->lock.unlock(me);

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "softverbs/engine/copies_in_flight.h"
+#include "softverbs/engine/late_writes.h"
 #include "softverbs/engine/process.h"
 #include "softverbs/engine/qp.h"
 #include "softverbs/faults/faults.h"
@@ -284,6 +285,11 @@ void deregister_memory(Mr& mr) {
     qp.execution.wait_for_holder();
     qp.shared->lock.wait_for_holder();
   });
+  // What the device holds back it has acknowledged, so it is written and not dropped. Later it must not be written.
+  const std::uint32_t device = context_of(mr.context).device;
+  while (show_late_writes(process.view(), process.me(), device, is_gpu_address(shared.address)) ==
+         CopyResult::kProcessDead) {
+  }
   await_copies(process.segment());
   await_gpu_copies(process);
   await_requested_copies(process.segment());

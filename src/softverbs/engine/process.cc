@@ -15,6 +15,7 @@
 
 #include "base/log.h"
 #include "softverbs/engine/events.h"
+#include "softverbs/engine/late_writes.h"
 #include "softverbs/engine/memory_region.h"
 #include "softverbs/engine/qp.h"
 #include "softverbs/engine/responder.h"
@@ -97,10 +98,17 @@ Result<Process*> Process::create() {
   // Yama requires this permission before peers may access our memory. Without Yama the call fails and is not needed.
   ::prctl(PR_SET_PTRACER, PR_SET_PTRACER_ANY, 0, 0, 0);
   std::unique_ptr<Process> process(new Process(*settings, *std::move(registry), *std::move(fd), *std::move(view)));
+  if (Status prepared = prepare_late_writes(*process); !prepared) return prepared.error();
   if (process->link_) {
     if (Status opened = process->link_->start(); !opened) return opened.error();
   }
   if (Status started = process->engine_.start(*process); !started) return started.error();
+  if (Status started = start_late_writes(*process); !started) {
+    process->engine_.stop();
+    process->registry_->leave();
+    static_cast<void>(process.release());  // threads of its engine may still use it
+    return started.error();
+  }
   start_faults(segment, process->settings_, *process);
   return process.release();
 }

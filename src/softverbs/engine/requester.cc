@@ -10,6 +10,7 @@
 #include "softverbs/engine/copies_in_flight.h"
 #include "softverbs/engine/datagrams.h"
 #include "softverbs/engine/deferred_writes.h"
+#include "softverbs/engine/late_writes.h"
 #include "softverbs/engine/responder.h"
 #include "softverbs/faults/faults.h"
 
@@ -142,6 +143,7 @@ Attempt transmit_unreliably(Qp& qp, const Packets& packets, Spans& local) {
     response = respond_unreliably(*route.process, me, route.index, packets, local);
   }
   route.qp->lock.unlock(me);
+  if (response == Response::kSourceFault) return attempt_of(response);
   if (response != Response::kAck) return {Outcome::kLost};
   return {.outcome = packets.is_last() ? Outcome::kDone : Outcome::kProgress, .packets = packets.count};
 }
@@ -156,10 +158,23 @@ Attempt without_acknowledgement(const Requester& requester, const SendRequest& r
   return {.outcome = Outcome::kDone, .packets = static_cast<std::uint32_t>(std::max<std::uint64_t>(packets, 1))};
 }
 
+// The answer to a READ or an atomic is visible at once: older writes to `local` that its device holds back must not
+// follow it. False: not now.
+bool show_before_answer(const Qp& qp, const Packets& packets, Spans& local) {
+  Process& process = *qp.process;
+  if (process.segment().has_late_writes == 0) return true;
+  if (packets.opcode != IBV_WR_RDMA_READ && !is_atomic(static_cast<std::uint8_t>(packets.opcode))) return true;
+  return std::all_of(local.items(), local.items() + local.count(), [&](const iovec& span) {
+    const bool is_gpu = is_gpu_address(reinterpret_cast<std::uintptr_t>(span.iov_base));
+    return show_late_writes(process.view(), process.me(), qp.shared->device, is_gpu) == CopyResult::kDone;
+  });
+}
+
 // Sends one step of the request at `sent` and returns its outcome.
 Attempt transmit(Qp& qp, const Packets& packets, Spans& local) {
   Faults* const faults = softverbs::faults();
   if (const Outcome found = find_peer(qp); found != Outcome::kDone) return {found};
+  if (!show_before_answer(qp, packets, local)) return {Outcome::kBusy};
   const Route& route = qp.requester.route;
   const Incarnation me = qp.process->me();
   if (!route.qp->lock.lock_within(me, kYieldsForPeerLock)) return {Outcome::kBusy};

@@ -9,6 +9,7 @@
 #include "softverbs/engine/completion_queue.h"
 #include "softverbs/engine/copies_in_flight.h"
 #include "softverbs/engine/events.h"
+#include "softverbs/engine/late_writes.h"
 #include "softverbs/engine/memory_region.h"
 #include "softverbs/engine/process.h"
 #include "softverbs/engine/qp.h"
@@ -105,7 +106,7 @@ class Responder {
     // The QP may have been connected again since the copy began.
     if (!receives() || qp_.resets != packets_.target_resets) return Response::kNoResponse;
     if (!is_copied) return refuse_now(Response::kOperationalError);
-    if (!consume()) return Response::kReceiverNotReady;
+    if (!take_receive()) return Response::kReceiverNotReady;
     return is_to_fail() ? fail_receive_by_fault() : finish_receive(received_entry(IBV_WC_RECV_RDMA_WITH_IMM));
   }
 
@@ -113,11 +114,13 @@ class Responder {
     if ((qp_.access & IBV_ACCESS_REMOTE_WRITE) == 0) return Response::kInvalidRequest;
     Spans spans;
     if (!find_remote_spans(IBV_ACCESS_REMOTE_WRITE, spans)) return Response::kAccessError;
-    switch (copy_to(process_, local_, spans)) {
+    switch (write(local_, spans)) {
       case CopyResult::kDone:
         return Response::kAck;
       case CopyResult::kProcessDead:
         return Response::kNoResponse;
+      case CopyResult::kSourceFault:
+        return Response::kSourceFault;
       default:
         return Response::kOperationalError;
     }
@@ -186,6 +189,7 @@ class Responder {
   }
 
   Response execute_send() {
+    if (lacks_completion()) return finish_receive(received_entry(IBV_WC_RECV));
     const bool is_begun = qp_.open.active != 0 && qp_.open.filled != 0;
     if (packets_.is_first() == is_begun) return refuse(Response::kInvalidRequest);
     if (packets_.is_first()) {
@@ -225,14 +229,15 @@ class Responder {
     return packets_.is_last() ? finish_receive(received_entry(IBV_WC_RECV)) : Response::kAck;
   }
 
-  // Copies all of `from` to the open receive, from byte `offset` on.
+  // Writes all of `from` to the open receive, from byte `offset` on.
   Response place_in_receive(std::uint64_t offset, Spans& from) {
     Spans spans;
     if (!find_receive_spans(offset, from.total(), spans)) {
       return fail_receive(IBV_WC_LOC_PROT_ERR, Response::kOperationalError);
     }
-    const CopyResult copied = copy_to(process_, from, spans);
+    const CopyResult copied = write(from, spans);
     if (copied == CopyResult::kDone) return Response::kAck;
+    if (copied == CopyResult::kSourceFault) return Response::kSourceFault;
     // One sender that may not access this memory must not end a QP that others send to.
     const bool is_dropped =
         copied == CopyResult::kProcessDead || (copied == CopyResult::kForbidden && qp_.type != IBV_QPT_RC);
@@ -250,24 +255,28 @@ class Responder {
     if (packets_.is_deferred) return Response::kAck;
     const bool has_gpu_memory = local_.has_gpu_memory() || spans.has_gpu_memory();
     const bool is_short = packets_.bytes <= kShortBytes;  // such as an immediate alone behind its data
-    if (packets_.sender != nullptr && (has_gpu_memory || (is_sender_copying() && is_short))) {
+    const bool may_begin = packets_.sender != nullptr && !is_written_late(spans);
+    if (may_begin && (has_gpu_memory || (is_sender_copying() && is_short))) {
       return begin_copy(spans, consumes);
     }
     if (is_sender_copying()) return Response::kAfterCopies;
-    if (const Response moved = moved_or_refused(copy_to(process_, local_, spans)); moved != Response::kAck)
-      return moved;
+    if (!consumes || !lacks_completion()) {
+      if (const Response moved = moved_or_refused(write(local_, spans)); moved != Response::kAck) return moved;
+    }
     if (!consumes) return Response::kAck;
-    if (!consume()) return Response::kReceiverNotReady;
+    if (!take_receive()) return Response::kReceiverNotReady;
     return is_to_fail() ? fail_receive_by_fault() : finish_receive(received_entry(IBV_WC_RECV_RDMA_WITH_IMM));
   }
 
   Response execute_unreliable_write() {
     const bool consumes = packets_.opcode == IBV_WR_RDMA_WRITE_WITH_IMM && packets_.is_last();
     if ((qp_.access & IBV_ACCESS_REMOTE_WRITE) == 0) return Response::kInvalidRequest;
-    if (consumes && qp_.open.active == 0 && !has_receive_after(0)) return Response::kReceiverNotReady;
+    if (consumes && !has_receive_after(0)) return Response::kReceiverNotReady;
     Spans spans;
     if (!find_remote_spans(IBV_ACCESS_REMOTE_WRITE, spans)) return Response::kAccessError;
-    if (copy_to(process_, local_, spans) != CopyResult::kDone) return Response::kOperationalError;
+    const CopyResult copied = write(local_, spans);
+    if (copied == CopyResult::kSourceFault) return Response::kSourceFault;
+    if (copied != CopyResult::kDone) return Response::kOperationalError;
     if (!consumes) return Response::kAck;
     if (!take_receive()) return Response::kReceiverNotReady;
     return is_to_fail() ? fail_receive_by_fault() : finish_receive(received_entry(IBV_WC_RECV_RDMA_WITH_IMM));
@@ -289,6 +298,10 @@ class Responder {
     }
     Spans spans;
     if (!find_remote_spans(IBV_ACCESS_REMOTE_READ, spans)) return refuse(Response::kAccessError);
+    if (packets_.bytes != 0) {
+      const Response shown = moved_or_refused(show_late(spans.has_gpu_memory()));
+      if (shown != Response::kAck) return shown;
+    }
     return moved_or_refused(copy_from(process_, local_, spans));
   }
 
@@ -302,6 +315,9 @@ class Responder {
     if (address == 0) return refuse(Response::kAccessError);
     if (is_gpu_address(address) && segment_.ports[qp_.device].refuses_gpu_atomics != 0)
       return refuse(Response::kOperationalError);
+    CopyResult shown = show_late(false);
+    if (shown == CopyResult::kDone && is_gpu_address(address)) shown = show_late(true);
+    if (shown != CopyResult::kDone) return moved_or_refused(shown);
     const bool excludes_own = segment_.ports[qp_.device].excludes_own_atomics != 0;
     // Several processes may reach one address of a GPU.
     AtomicsLocks& locks =
@@ -354,9 +370,29 @@ class Responder {
     return moved_or_refused(copy(process_, local, remote));
   }
 
+  // Writes all of `from` to memory of the process.
+  CopyResult write(Spans& from, Spans& to) {
+    return is_written_late(to) ? write_late(process_, me_, qp_.device, from, to) : copy_to(process_, from, to);
+  }
+
+  bool is_written_late(Spans& to) const {
+    if (segment_.has_late_writes == 0) return false;
+    return std::any_of(to.items(), to.items() + to.count(), [&](const iovec& span) {
+      const auto address = reinterpret_cast<std::uintptr_t>(span.iov_base);
+      return late_queue(segment_, qp_.device, is_gpu_address(address)) != nullptr;
+    });
+  }
+
+  // Makes visible what this device has written before to one kind of memory.
+  CopyResult show_late(bool is_gpu) {
+    if (segment_.has_late_writes == 0) return CopyResult::kDone;
+    return show_late_writes(process_, me_, qp_.device, is_gpu);
+  }
+
   Response moved_or_refused(CopyResult result) {
     if (result == CopyResult::kDone) return Response::kAck;
     if (result == CopyResult::kProcessDead) return Response::kNoResponse;
+    if (result == CopyResult::kSourceFault) return Response::kSourceFault;
     return refuse(Response::kOperationalError);
   }
 
@@ -391,10 +427,10 @@ class Responder {
     return true;
   }
 
-  // Whether a receive is posted besides those that `earlier` requests will consume.
+  // Whether a receive is open or posted besides those that `earlier` requests will consume.
   bool has_receive_after(std::uint32_t earlier) const {
     const ReceiveRing& ring = qp_.srq == kNoIndex ? qp_.receives : segment_.srqs[qp_.srq].ring;
-    return waiting_receives(ring) > earlier;
+    return waiting_receives(ring) + (qp_.open.active != 0 ? 1U : 0U) > earlier;
   }
 
   bool consume() {
@@ -409,7 +445,10 @@ class Responder {
     return true;
   }
 
-  // Opens a receive, or the one that an abandoned message has left.
+  // The message was sent before, and its bytes are written.
+  bool lacks_completion() const { return qp_.open.active != 0 && qp_.open.filled == kWholeMessage; }
+
+  // Opens a receive, or takes the open one: an abandoned message has left it, or this message has opened it before.
   bool take_receive() { return qp_.open.active != 0 || consume(); }
 
   // Ends a message whose rest was lost, or that is too long. The next message uses its receive. A receive of a shared
@@ -433,6 +472,12 @@ class Responder {
   }
 
   Response finish_receive(const Cqe& entry) {
+    // The completion is a write behind what the device has written to host memory. If that cannot be visible now, the
+    // sender repeats the message, for which the receive stays open.
+    if (show_late(false) != CopyResult::kDone) {
+      qp_.open.filled = kWholeMessage;
+      return Response::kNoResponse;
+    }
     // In this order: if this process dies in between, the owner flushes the receive too. It must not be lost.
     const bool pushed = qp_.open.entry.fault == kWithoutCompletion ||
                         push_completion(process_, me_, qp_.recv_cq, entry, packets_.solicited);

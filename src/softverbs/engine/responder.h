@@ -18,6 +18,7 @@ enum class Response {
   kBegun,             // the bytes of a WRITE are being copied; finish_copied_write() does the rest
   kAfterCopies,       // copies of earlier WRITEs must end first; nothing was done
   kReceiverNotReady,  // RNR NAK; see SharedQp::min_rnr_timer
+  kSourceFault,       // the sender's memory cannot be read; nothing was done
   kInvalidRequest,
   kAccessError,
   kOperationalError,

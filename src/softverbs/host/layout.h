@@ -20,7 +20,7 @@
 namespace verbatim::softverbs {
 
 // Part of the file names, so that processes with different layouts never share a file.
-constexpr std::uint32_t kLayoutVersion = 11;
+constexpr std::uint32_t kLayoutVersion = 12;
 
 constexpr std::uint32_t kMaxProcesses = 256;
 constexpr std::uint32_t kMaxHostQps = 1U << 16;  // of all processes together; a power of two
@@ -130,6 +130,7 @@ struct SharedPort {
   std::uint32_t excludes_own_atomics;  // and not those of other devices
   std::uint32_t refuses_gpu_atomics;
   std::uint32_t flush_delay_ns;  // from the error state of a QP to its flush completions
+  std::uint64_t late_queues[2];  // offsets of a LateQueue for host memory and one for GPU memory; 0: none
   std::atomic<std::uint32_t> link_down;
   std::atomic<std::uint32_t> fatal;        // the device had a fatal error
   std::atomic<std::uint32_t> unreachable;  // bit 1 << device: nothing passes between this port and that device
@@ -246,10 +247,13 @@ struct SharedSrq {
   ReceiveCounters counters;
 };
 
+// Value of OpenReceive::filled: the message is in memory, and only the completion is missing.
+constexpr std::uint32_t kWholeMessage = 2;
+
 // A consumed receive that is not complete yet, because a SEND arrives in several steps.
 struct OpenReceive {
   std::uint32_t active;
-  std::uint32_t filled;  // at least one step was executed: a first packet is out of sequence now
+  std::uint32_t filled;  // at least one step was executed: a first packet is out of sequence now; or kWholeMessage
   ReceiveEntry entry;
   SharedSge sges[kMaxSge];
 };
@@ -290,6 +294,29 @@ struct SharedQp {
   CopyProgress sends;     // from or to memory of this process, for requests of this QP
   CopyProgress arrivals;  // to memory of this process, for requests of the peer
   QpCounters counters;
+};
+
+// What a device has written to one kind of memory and what is not visible there yet; see engine/late_writes.h. The
+// writes from `first` to before `count` are not visible. `lock` guards all fields that are not atomic.
+struct LateWrite {
+  std::uint64_t address;  // as in SharedMr
+  std::uint64_t due_ns;   // when it is to be visible
+  std::uint32_t bytes;
+  std::uint32_t offset;  // in LateQueue::bytes
+};
+
+constexpr std::uint32_t kLateWrites = 256;
+constexpr std::uint32_t kLateBytes = 2U << 20;
+
+struct LateQueue {
+  SharedLock lock;
+  std::uint64_t delay_ns;  // from a write until it is visible
+  std::uint32_t first;
+  std::uint32_t count;
+  std::atomic<std::uint32_t> asked;     // how often peers have asked the owner to make all writes visible
+  std::atomic<std::uint32_t> answered;  // how many of these requests it has executed; futex
+  LateWrite writes[kLateWrites];
+  std::byte bytes[kLateBytes];
 };
 
 // Slots in which peers that may not access the owner's memory ask a thread of the owner to copy; see copier.h.
@@ -336,8 +363,10 @@ struct Segment {
   std::atomic<std::uint64_t> unwritten_cqs[kMaxCqs / 64];
   std::atomic<std::uint64_t> unwritten_contexts[kMaxContexts / 64];
 
-  std::atomic<std::uint32_t> impaired;  // a port below is down, fatal or partly unreachable, or the process is frozen
-  std::atomic<std::uint32_t> frozen;    // the devices neither send nor respond
+  std::atomic<std::uint32_t> impaired;    // a port below is down, fatal or partly unreachable, or the process is frozen
+  std::atomic<std::uint32_t> frozen;      // the devices neither send nor respond
+  std::uint32_t has_late_writes;          // a port below has a LateQueue
+  std::atomic<std::uint32_t> late_asked;  // futex of the thread for them; incremented after LateQueue::asked
 
   std::uint32_t is_threaded;    // SOFTVERBS_ENGINE=thread
   std::uint64_t probe_address;  // readable memory; peers read it to find out whether they may access this process

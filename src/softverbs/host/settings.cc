@@ -29,12 +29,15 @@ struct NumberSetting {
 
 constexpr std::uint32_t kMaxLinkGbps = 10000;
 constexpr std::uint32_t kMaxPaths = 64;
+constexpr std::uint32_t kMaxLateMs = 3'600'000;
 constexpr std::array<std::uint32_t, 8> kSpeedsGbps{10, 25, 40, 50, 100, 200, 400, 800};
 constexpr std::uint32_t kMaxMsgBytes = 1U << 31;  // the limit of the InfiniBand specification for one message
 
 constexpr std::array kNumbers{
     NumberSetting{"SOFTVERBS_DEVICES", &Settings::devices, 0, kMaxDevices},
     NumberSetting{"SOFTVERBS_SUBNETS", &Settings::subnets, 1, kMaxDevices},
+    NumberSetting{"SOFTVERBS_LATE_HOST_MS", &Settings::late_host_ms, 0, kMaxLateMs},
+    NumberSetting{"SOFTVERBS_LATE_GPU_MS", &Settings::late_gpu_ms, 0, kMaxLateMs},
     NumberSetting{"SOFTVERBS_ENGINES", &Settings::engines, 1, kMaxEngines},
     NumberSetting{"SOFTVERBS_QUANTUM", &Settings::quantum_bytes, 4096, 1U << 20},
     NumberSetting{"SOFTVERBS_PATHS", &Settings::paths, 1, kMaxPaths},

@@ -80,6 +80,8 @@ struct Settings {
   FaultScript faults;            // SOFTVERBS_FAULTS, preceded by SOFTVERBS_SEED as a seed clause
 
   std::uint32_t devices = 1;
+  std::uint32_t late_host_ms = 0;  // from a write to host memory until it is visible
+  std::uint32_t late_gpu_ms = 0;   // the same for GPU memory
   std::uint32_t subnets = 1;
   std::uint32_t engines = 1;  // threads
   PerDevice link_gbps{};      // all or none are 0: no limit

@@ -47,8 +47,9 @@ enum class CopyDirection : std::uint32_t { kToTarget, kFromTarget };
 enum class CopyResult {
   kDone,
   kProcessDead,
-  kForbidden,  // the system does not allow access to the process's memory
-  kFault,      // registered memory is no longer mapped
+  kForbidden,    // the system does not allow access to the process's memory
+  kFault,        // registered memory is no longer mapped
+  kSourceFault,  // the same of the memory of this process that is read; only write_late() distinguishes it
 };
 
 // Both spans must hold the same number of bytes. The calls modify both.

@@ -49,7 +49,7 @@ void expect_accepted(const char* name, const std::string& value, const std::func
 TEST_F(SettingsParser, UnsetVariables_GiveDefaults) {
   expect_accepted("SOFTVERBS_DEVICES", "", [](const Settings& s) {
     return s.devices == 1 && s.threaded && s.ethernet && s.mtu_bytes == 4096 && s.name_space.empty() &&
-           s.vendor_id != 0 && s.has_lock_limit;
+           s.vendor_id != 0 && s.has_lock_limit && s.late_host_ms == 0 && s.late_gpu_ms == 0;
   });
 }
 
@@ -161,6 +161,10 @@ TEST_F(SettingsParser, BehaviourOfDrivers_HasSettings) {
   expect_accepted("SOFTVERBS_GPU_ATOMICS", "refused", [](const Settings& s) { return !s.has_gpu_atomics; });
   expect_accepted("SOFTVERBS_GID_TABLE", "renumbered", [](const Settings& s) { return s.renumbers_gids; });
   expect_accepted("SOFTVERBS_ATOMICS", "device", [](const Settings& s) { return s.atomics == Atomics::kDevice; });
+  expect_accepted("SOFTVERBS_LATE_HOST_MS", "2",
+                  [](const Settings& s) { return s.late_host_ms == 2 && s.late_gpu_ms == 0; });
+  expect_accepted("SOFTVERBS_LATE_GPU_MS", "3600000", [](const Settings& s) { return s.late_gpu_ms == 3'600'000; });
+  for (const char* name : {"SOFTVERBS_LATE_HOST_MS", "SOFTVERBS_LATE_GPU_MS"}) expect_refused(name, "3600001");
   for (const char* name : {"SOFTVERBS_QP_REUSE", "SOFTVERBS_RQ_PSN", "SOFTVERBS_RETRY_EVENT", "SOFTVERBS_FLUSH",
                            "SOFTVERBS_GPU_ATOMICS", "SOFTVERBS_GID_TABLE", "SOFTVERBS_ATOMICS"}) {
     expect_refused(name, "other");
