@@ -11,8 +11,10 @@ class Binary(Distribution):
 
 
 class AnyPython(bdist_wheel):
+    """Of any Python, and of systems with this glibc or a later one (PEP 600)."""
+
     def get_tag(self):
-        return ("py3", "none", super().get_tag()[2])
+        return ("py3", "none", super().get_tag()[2].replace("linux_", "manylinux_@GLIBC@_", 1))
 
 
 setup(distclass=Binary, cmdclass={"bdist_wheel": AnyPython})

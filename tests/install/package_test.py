@@ -3,6 +3,8 @@
 
 deb: installed, run, removed and purged in a root of its own. wheel: in a fresh virtual environment. rpm: built, and its
 files compared with those of the deb. A kind whose program is missing here is skipped.
+
+Of each program and library of the wheel, which has all: the glibc and the other libraries that it needs.
 """
 
 import os
@@ -16,6 +18,8 @@ import unittest
 SCRATCH = pathlib.Path(sys.argv[1]).resolve()
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 OUT = SCRATCH / "out"
+OLDEST_GLIBC = "2.28"
+LIBRARIES = {"libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0"}  # and the loader
 PACKAGES = {"libnccl-net-verbatim", "verbatim-tools", "softverbs"}
 
 
@@ -36,7 +40,11 @@ def check_tools(case, directory):
     """The tools run over softverbs from `directory`, and find the plugin of the same installation."""
     variables = {"PATH": f"{directory}:{os.environ['PATH']}", "SOFTVERBS_LOCK_LIMIT": "none"}
     job = ["verbatim-perf", "sendrecv", "--plugin", "verbatim", "-b", "8", "-e", "8"]
-    shown = run("softverbs", "--namespace", "package", "--", *job, **variables)
+    launcher = ["softverbs", "--namespace", "package", "--"]
+    case.assertIn("\ninit: succeeds", run(*launcher, "verbatim-info", **variables))
+    files = run(*launcher, "stat", "-c", "%F", "/dev/infiniband/uverbs0", "/sys/class/infiniband", **variables)
+    case.assertEqual(files, "character special file\ndirectory\n")
+    shown = run(*launcher, *job, **variables)
     case.assertIn("# Wrong elements    : 0 OK", shown)
     case.assertRegex(shown, rf"\(net plugin v\d+, {re.escape(str(SCRATCH))}/")
 
@@ -64,7 +72,12 @@ class Deb(unittest.TestCase):
         self.assertEqual({package.name.split("_")[0] for package in packages}, PACKAGES)
         for package in packages:
             self.assertRegex(run("dpkg-deb", "--field", package, "Version"), r"^\d+\.\d+\.\d+(~rc\d+)?\n$")
-            self.assertRegex(run("dpkg-deb", "--field", package, "Depends"), r"^libc6 \(>= 2\.\d+\)")
+            depends = run("dpkg-deb", "--field", package, "Depends").strip().split(", ")
+            self.assertEqual(depends[0], f"libc6 (>= {OLDEST_GLIBC})")
+            self.assertEqual(depends[1:], ["libibverbs1"] if package.name.startswith("libnccl") else [])
+        if shutil.which("lintian"):
+            shown = subprocess.run(["lintian", *packages], capture_output=True, text=True)
+            self.assertEqual((shown.returncode, shown.stdout), (0, ""), shown.stderr)
         self.dpkg("--install", *packages)
         plugin = list((self.root / "usr/lib").glob("*/libnccl-net-verbatim.so"))
         self.assertEqual(len(plugin), 1)
@@ -78,7 +91,7 @@ class Deb(unittest.TestCase):
 class Wheel(unittest.TestCase):
     def test_Wheel_InFreshEnvironment_SetsVariablesAndRuns(self):
         (wheel,) = build("wheel")
-        self.assertRegex(wheel.name, r"^verbatim_nccl-\d+\.\d+\.\d+(rc\d+)?-py3-none-linux_\w+\.whl$")
+        self.assertRegex(wheel.name, rf"^verbatim_nccl-\d+\.\d+\.\d+(rc\d+)?-py3-none-manylinux_{OLDEST_GLIBC.replace('.', '_')}_\w+\.whl$")
         environment = SCRATCH / "venv"
         shutil.rmtree(environment, ignore_errors=True)
         run(sys.executable, "-m", "venv", environment)
@@ -91,8 +104,19 @@ class Wheel(unittest.TestCase):
         self.assertTrue(plugin.is_file() and plugin.is_relative_to(environment), plugin)
         check_tools(self, environment / "bin")
         self.assertEqual(subprocess.run([python, "-m", "verbatim_nccl"], capture_output=True).returncode, 2)
+        files = [file for file in plugin.parents[1].rglob("*") if file.is_file() and file.read_bytes()[:4] == b"\x7fELF"]
+        self.assertGreater(len(files), 10)
+        for file in files:
+            self.check_needs(file)
         run(environment / "bin/pip", "uninstall", "--yes", "verbatim-nccl")
         self.assertFalse(plugin.exists())
+
+    def check_needs(self, file):
+        shown = run("objdump", "-p", file)
+        versions = [tuple(map(int, version.split("."))) for version in re.findall(r"GLIBC_(\d[\d.]*)", shown)]
+        self.assertLessEqual(max(versions), tuple(map(int, OLDEST_GLIBC.split("."))), file)
+        needed = set(re.findall(r"NEEDED +(\S+)", shown))
+        self.assertEqual({name for name in needed - LIBRARIES if not name.startswith("ld-linux-")}, set(), file)
 
 
 @unittest.skipUnless(shutil.which("rpmbuild"), "no rpmbuild")

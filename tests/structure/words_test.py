@@ -36,7 +36,7 @@ RULED_OUT = {
     "utils": "what they do",
 }
 # Names that others have given.
-FOREIGN = re.compile(r"\b(subnet|connection|package) managers?\b|\bimportlib\.util\b|\b(ibverbs|ucx)-utils\b")
+FOREIGN = re.compile(r"\b(subnet|connection|package) managers?\b|\bimportlib\.util\b|\b(ibverbs|ucx)-utils\b|\bbogus-mail-host\b")
 # A word of the definition in the glossary, where it has the term.
 ONE_MEANING = {"probe": "nic", "signal": "rma"}
 

@@ -167,9 +167,12 @@ Next<FILE*(const char*, const char*)> next_fopen("fopen");
 Next<FILE*(const char*, const char*)> next_fopen64("fopen64");
 Next<FILE*(const char*, const char*, FILE*)> next_freopen("freopen");
 Next<FILE*(const char*, const char*, FILE*)> next_freopen64("freopen64");
-Next<int(const char*, struct stat*)> next_stat("stat");
-Next<int(const char*, struct stat*)> next_lstat("lstat");
-Next<int(int, const char*, struct stat*, int)> next_fstatat("fstatat");
+// Of struct stat: glibc 2.32's <bits/stat.h>.
+#ifdef __x86_64__
+constexpr int kStatVersion = 1;
+#else
+constexpr int kStatVersion = 0;
+#endif
 Next<int(int, const char*, struct stat*)> next_xstat("__xstat");
 Next<int(int, const char*, struct stat*)> next_lxstat("__lxstat");
 Next<int(int, int, const char*, struct stat*, int)> next_fxstatat("__fxstatat");
@@ -191,23 +194,6 @@ Next<ssize_t(const char*, const char*, void*, std::size_t)> next_lgetxattr("lget
 Next<ssize_t(const char*, char*, std::size_t)> next_listxattr("listxattr");
 Next<ssize_t(const char*, char*, std::size_t)> next_llistxattr("llistxattr");
 
-int do_stat(const char* given, struct stat* info) {
-  return stat_path(Path(given), info, [&](const char* path, bool) { return next_stat(path, info); });
-}
-
-int do_lstat(const char* given, struct stat* info) {
-  return stat_path(Path(given), info, [&](const char* path, bool follow) {
-    return follow ? next_stat(path, info) : next_lstat(path, info);
-  });
-}
-
-int do_fstatat(int directory, const char* given, struct stat* info, int flags) {
-  const Path path(given, directory);
-  return stat_path(path, info, [&](const char* name, bool follow) {
-    return next_fstatat(path.directory(), name, info, follow ? flags & ~AT_SYMLINK_NOFOLLOW : flags);
-  });
-}
-
 int do_xstat(int version, const char* given, struct stat* info) {
   return stat_path(Path(given), info, [&](const char* path, bool) { return next_xstat(version, path, info); });
 }
@@ -223,6 +209,17 @@ int do_fxstatat(int version, int directory, const char* given, struct stat* info
   return stat_path(path, info, [&](const char* name, bool follow) {
     return next_fxstatat(version, path.directory(), name, info, follow ? flags & ~AT_SYMLINK_NOFOLLOW : flags);
   });
+}
+
+// glibc has functions with these names since 2.33, and those with a version always.
+int do_stat(const char* path, struct stat* info) {
+  return do_xstat(kStatVersion, path, info);
+}
+int do_lstat(const char* path, struct stat* info) {
+  return do_lxstat(kStatVersion, path, info);
+}
+int do_fstatat(int directory, const char* path, struct stat* info, int flags) {
+  return do_fxstatat(kStatVersion, directory, path, info, flags);
 }
 
 ssize_t do_readlink(const char* given, char* text, std::size_t bytes) {

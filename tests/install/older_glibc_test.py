@@ -1,0 +1,169 @@
+#!/usr/bin/env python3
+"""Programs and libraries that run with an older glibc than this machine's: older_glibc_test.py SOURCE_DIR COMPILER...
+
+packaging/glibc makes libraries to link with. What is linked is run here, once with this machine's functions and once with those that take
+their place where the C library has none.
+"""
+
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+
+SOURCE, COMPILER = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2:]
+OLDEST = (2, 28)
+PROGRAM = r"""
+#include <errno.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <mutex>
+#include <random>
+#include <stdexcept>
+#include <thread>
+
+struct Global {
+  Global() { std::puts("constructor"); }
+  ~Global() { std::puts("destructor"); }
+} global;
+
+extern "C" int thrown_in_library();
+
+int main(int count, char**) {
+  using namespace std::chrono_literals;
+  std::mutex mutex;
+  std::unique_lock lock(mutex);
+  std::condition_variable condition;
+  const auto start = std::chrono::steady_clock::now();
+  const bool ended = !condition.wait_for(lock, 20ms, [] { return false; });
+  std::printf("waited %d %d\n", ended, std::chrono::steady_clock::now() - start >= 20ms);
+  bool ready = false;
+  std::jthread thread([&] {
+    const std::lock_guard guard(mutex);
+    ready = true;
+    condition.notify_one();
+  });
+  std::printf("notified %d\n", condition.wait_for(lock, 60s, [&] { return ready; }));
+  try {
+    throw std::runtime_error("thrown");
+  } catch (const std::exception& error) {
+    std::puts(error.what());
+  }
+  std::printf("library %d\n", thrown_in_library());
+  struct stat info;
+  std::printf("lstat %d\n", ::lstat("/none", &info));
+  const int status = ::stat("/", &info);
+  std::printf("stat %d %d\n", status, S_ISDIR(info.st_mode));
+  std::printf("file system %d\n", std::filesystem::is_directory("/"));
+  std::random_device random;
+  bool differs = false;
+  for (unsigned first = random(), i = 0; i < 8; ++i) differs = differs || random() != first;
+  std::printf("random %d\n", differs);
+  std::printf("exp %d\n", std::exp(count) > 2.7);
+  // Variables of the C library that it knows by another name itself.
+  ::setenv("OLDER_GLIBC", "set", 1);
+  bool is_set = false;
+  for (char** variable = environ; *variable != nullptr; ++variable) is_set = is_set || std::strcmp(*variable, "OLDER_GLIBC=set") == 0;
+  std::printf("environ %d, name %d\n", is_set, program_invocation_short_name != nullptr);
+}
+"""
+SHOWN = """constructor
+waited 1 1
+notified 1
+thrown
+library 7
+lstat -1
+stat 0 1
+file system 1
+random 1
+exp 1
+environ 1, name 1
+destructor
+"""
+LIBRARY = """
+extern "C" int thrown_in_library() {
+  try {
+    throw 7;
+  } catch (int number) {
+    return number;
+  }
+}
+"""
+OWN_NAMES = ("stat", "stat64", "lstat", "lstat64", "fstatat", "fstatat64")
+OWN_STAT = "".join(f'extern "C" int {name}() {{ return 0; }}\n' for name in OWN_NAMES)
+# Nothing that is looked up by its name is found.
+NOTHING_IS_FOUND = 'extern "C" void* dlsym(void*, const char*) { return nullptr; }\n'
+# glibc 2.36
+TOO_NEW = "#include <cstdlib>\nint main() { ::arc4random_buf(nullptr, 0); }\n"
+
+
+def versions(file):
+    shown = subprocess.run(["objdump", "-T", file], capture_output=True, text=True, check=True).stdout
+    return {tuple(int(part) for part in version.split(".")) for version in re.findall(r"GLIBC_(\d[\d.]*)", shown)}
+
+
+class OlderGlibc(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        scratch = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(scratch.cleanup)
+        cls.directory = pathlib.Path(scratch.name)
+        command = [SOURCE / "packaging/glibc/make_stubs.py", cls.directory / "a, b", "2.28", *COMPILER]
+        cls.stubs = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    def link(self, name, sources, *options):
+        files = []
+        for number, source in enumerate(sources):
+            files.append(self.directory / f"{name}{number}.cc")
+            files[-1].write_text(source)
+        runtime = ["-static-libstdc++", "-static-libgcc", "-Wl,--wrap=__libc_start_main", f"-L{self.stubs}"]
+        command = [*COMPILER, "-std=c++20", "-O1", *files, "-o", self.directory / name, "-pthread", *runtime, *options]
+        return subprocess.run(command, capture_output=True, text=True)
+
+    def check_program(self, name, *more):
+        made = self.link("libthrows.so", [LIBRARY], "-shared", "-fPIC")
+        self.assertEqual(made.returncode, 0, made.stderr)
+        made = self.link(name, [PROGRAM, *more], self.directory / "libthrows.so", f"-Wl,-rpath,{self.directory}")
+        self.assertEqual(made.returncode, 0, made.stderr)
+        for file in (name, "libthrows.so"):
+            self.assertLessEqual(max(versions(self.directory / file)), OLDEST, file)
+        done = subprocess.run([self.directory / name], capture_output=True, text=True, timeout=60)
+        self.assertEqual((done.returncode, done.stdout, done.stderr), (0, SHOWN, ""))
+
+    def test_Program_NeedsNoLaterGlibcAndRuns(self):
+        self.check_program("program")
+
+    def test_WithoutNewerFunctions_OlderOnesTakeTheirPlace(self):
+        self.check_program("older", NOTHING_IS_FOUND)
+
+    def test_LibraryWithItsOwnFunctions_KeepsThemForPrograms(self):
+        """softverbs-files replaces stat for programs."""
+        made = self.link("libown.so", [LIBRARY + OWN_STAT], "-shared", "-fPIC", "-Wl,--exclude-libs,ALL")
+        self.assertEqual(made.returncode, 0, made.stderr)
+        command = ["nm", "-D", "--defined-only", self.directory / "libown.so"]
+        shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        self.assertEqual({line.split()[-1] for line in shown.splitlines() if " T " in line}, {*OWN_NAMES, "thrown_in_library"})
+
+    def test_SymbolThatIsTooNew_IsAnErrorOfTheLinker(self):
+        made = self.link("too_new", [TOO_NEW])
+        self.assertIn("undefined reference to `arc4random_buf'", made.stderr)
+
+    def test_WithoutStubs_ProgramNeedsALaterGlibc(self):
+        """What the tests above compare can be seen."""
+        source = self.directory / "plain.cc"
+        source.write_text(PROGRAM + LIBRARY)
+        subprocess.run([*COMPILER, "-std=c++20", "-O1", source, "-o", self.directory / "plain", "-pthread"], check=True)
+        self.assertGreater(max(versions(self.directory / "plain")), OLDEST)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)
