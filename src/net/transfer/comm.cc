@@ -65,7 +65,10 @@ std::unique_ptr<ProfilerEvents> Comm::make_profiler_events() const {
 }
 
 void Comm::set_device_event(ibv_event_type event, const Device& device) {
-  if (is_qp_event(event) && failure_state_.has(CommEvent::kDeviceFailed)) return;  // the earlier one says more
+  // An earlier one says more; that of a device stays, also while the data path takes the event of a QP back.
+  const ibv_event_type earlier = failure_state_.device_event();
+  const bool is_final = earlier == IBV_EVENT_DEVICE_FATAL || earlier == IBV_EVENT_CQ_ERR;
+  if (is_qp_event(event) && (is_final || failure_state_.has(CommEvent::kDeviceFailed))) return;
   const std::span<const Port* const> ports = endpoint_.ports();
   const auto port = std::find_if(ports.begin(), ports.end(), [&](const Port* one) { return one->device == &device; });
   failure_state_.set_device_event(event, endpoint_.qp_on_port(static_cast<std::size_t>(port - ports.begin())));

@@ -283,8 +283,10 @@ void Comm::log_lane_up(std::size_t lane) const {
 // network; one whose peer has ended, or answers nothing, has nobody to wait for.
 bool Comm::can_wait_for_lane() const {
   const bool ended = failure_state_.has(CommEvent::kPeerClosed, CommEvent::kPeerDisconnected, CommEvent::kPeerFailed,
-                                        CommEvent::kPeerAborted, CommEvent::kFailedByMonitor, CommEvent::kDeviceFailed);
-  return failover_->reconnects() && !ended && failure_state_.channel_state() == ChannelState::kOpen &&
+                                        CommEvent::kPeerAborted, CommEvent::kFailedByMonitor);
+  const bool device_failed =
+      failure_state_.has(CommEvent::kDeviceFailed) && !is_qp_event(failure_state_.device_event());
+  return failover_->reconnects() && !ended && !device_failed && failure_state_.channel_state() == ChannelState::kOpen &&
          completed_counts().peer_responded;
 }
 
@@ -496,6 +498,7 @@ void Comm::adopt_new_qps(std::size_t lane) {
 }
 
 void Comm::lane_joined(std::size_t lane) {
+  if (failure_state_.clear_qp_event()) device_event_ns_ = 0;
   failover_->set_state(lane, LaneState::kWorking);
   failover_->waits = false;
   failover_->end_outage(lane);

@@ -36,6 +36,8 @@ void Comm::post_probes() noexcept {
 
 void Comm::process_events(bool waits_for_message) noexcept {
   if ((slow_path_flags() & kProbing) != 0 && !waits_for_message) ++polls_without_answer_;  // waits: the poll is counted
+  // bnxt_re and irdma raise one when the retries are used up.
+  if (failover_ != nullptr && failover_->waits && failure_state_.clear_qp_event()) device_event_ns_ = 0;
   if (failure_state_.has(CommEvent::kDeviceFailed)) {
     if (device_event_ns_ == 0) device_event_ns_ = monotonic_ns();
     // The completion that comes with the event of a QP says more.

@@ -23,6 +23,7 @@
 #include <string_view>
 
 #include "base/result.h"
+#include "net/diagnose/diagnosis.h"
 #include "net/diagnose/failure.h"
 
 namespace verbatim {
@@ -75,6 +76,13 @@ class FailureState {
     device_event_.store(event, std::memory_order_relaxed);
     event_qp_.store(static_cast<std::uint8_t>(qp), std::memory_order_relaxed);
     set_event(CommEvent::kDeviceFailed);
+  }
+  // Takes back the event of a QP; false: there is none. That of a device stays, also when it is set meanwhile.
+  bool clear_qp_event() {
+    if (!has(CommEvent::kDeviceFailed) || !is_qp_event(device_event())) return false;
+    flags_.fetch_and(~static_cast<std::uint32_t>(CommEvent::kDeviceFailed), std::memory_order_acq_rel);
+    if (!is_qp_event(device_event())) set_event(CommEvent::kDeviceFailed);
+    return true;
   }
   // The event of the last kDeviceFailed.
   ibv_event_type device_event() const { return device_event_.load(std::memory_order_relaxed); }

@@ -90,12 +90,17 @@ class Traffic {
 
   // Sends until an end fails.
   bool fails() {
+    return is_reached([&] { return link.failed(); });
+  }
+
+  // Messages until something is so.
+  bool is_reached(const std::function<bool()>& condition) {
     Buffers<>& buffers = *slots_[0];
     return ConnectedComms::eventually([&] {
       if (!link.failed()) buffers.irecv(100);
       if (!link.failed()) buffers.isend(100);
       link.progress();
-      return link.failed();
+      return condition();
     });
   }
 

@@ -481,6 +481,23 @@ TEST(OneLane, OutageIsTooLong_BothEndsSaySo) {
   EXPECT_GE(count_lines(output, "no lane to the peer ", " has come back within 1 s (VERBATIM_RECONNECT_S)"), 1U);
 }
 
+// The event of a QP is a consequence of the outage, that of the device is not.
+TEST(OneLane, DeviceFailsInTheOutage_ConnectionFails) {
+  const std::string output = in_child(from_message("drop-request device=0", 8), [] {
+    Traffic traffic(1);
+    SendComm& sender = traffic.link.send();
+    const Device& device = *sender.endpoint().ports()[0]->device;
+    ASSERT_TRUE(traffic.is_reached([&] { return sender.waits_for_lane(); }));
+    sender.set_device_event(IBV_EVENT_QP_FATAL, device);
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);  // longer than a late cause
+    while (std::chrono::steady_clock::now() < end) sender.progress();
+    EXPECT_EQ(sender.error(), nullptr);
+    sender.set_device_event(IBV_EVENT_DEVICE_FATAL, device);
+    EXPECT_TRUE(ConnectedComms::fails(sender));
+  });
+  EXPECT_EQ(count_lines(output, "softverbs0 on ", " reported local catastrophic error (IBV_EVENT_DEVICE_FATAL): "), 1U);
+}
+
 // Such a connection has never worked: nobody waits for it.
 TEST(OneLane, FirstMessageFails_ConnectionFailsAtOnce) {
   in_child(from_message("drop-request device=0", 1), [] {
