@@ -188,7 +188,7 @@ using Compare = int (*)(const dirent**, const dirent**);
 Next<int(const char*, dirent***, Filter, Compare)> next_scandir("scandir");
 Next<void(int)> next__exit("_exit");
 Next<int(const char*)> next_chdir("chdir");
-Next<int(const char*, int, int (*)(const char*, int), glob_t*)> next_glob("glob");
+Next<int(const char*, int, int (*)(const char*, int), glob_t*)> next_glob("glob", "GLIBC_2.27");
 Next<ssize_t(const char*, const char*, void*, std::size_t)> next_getxattr("getxattr");
 Next<ssize_t(const char*, const char*, void*, std::size_t)> next_lgetxattr("lgetxattr");
 Next<ssize_t(const char*, char*, std::size_t)> next_listxattr("listxattr");
