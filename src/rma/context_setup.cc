@@ -102,7 +102,7 @@ Status ContextSetup::create() {
     if (!port && single) return port.error();
     // Another lane can be used until this port is up.
     ports_up_.push_back(up && port);
-    parts_.ports.push_back(port ? *port : *known);
+    parts_.ports.push_back(up && port ? *port : *known);  // a port that is down may lack its addresses
   }
   if (work_of(false) < kWorkPerRequest) return Error{ErrorKind::kUsage, ENOMEM, "ibv_create_cq"};
   set_ = std::make_unique<ContextSet>(parts_, static_cast<std::size_t>(request_.contexts), peers_.size());

@@ -454,7 +454,7 @@ void Failover::offer(const Job& job) {
     return put_off(job, pause_ns);
   }
   const Result<Port> port = refresh_port(known, config_, LogLevel::kInfo);
-  if (!port) return put_off(job, kRetryNs << kMaxDoublings);
+  if (!port) return put_off(job, kRetryNs);
   for (const LaneQp& own : lane_qps(set_, job.peer, job.lane)) {
     if (!make_again(own.qp, *port, config_)) return put_off(job, kRetryNs);
   }

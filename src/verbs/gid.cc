@@ -159,9 +159,14 @@ Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char
 Result<GidEntry> confirm_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
                              const ibv_port_attr& port, const GidSetting& setting, const GidEntry& known) {
   const auto now = read_gid(verbs, context, port_num, known.index);
-  if (now && std::memcmp(now->gid.raw, known.gid.raw, sizeof now->gid.raw) == 0 && now->version == known.version) {
-    return known;
-  }
+  const auto is_known = [&](const GidEntry& entry) {
+    return std::memcmp(entry.gid.raw, known.gid.raw, sizeof entry.gid.raw) == 0 && entry.version == known.version;
+  };
+  if (now && is_known(*now)) return known;
+  // A port that was down may have its addresses at other indices, also than at the one that a setting names.
+  const std::vector<GidEntry> entries = read_gid_table(verbs, context, port_num, port);
+  const auto moved = std::find_if(entries.begin(), entries.end(), is_known);
+  if (moved != entries.end()) return *moved;
   return choose_gid(verbs, context, device, port_num, port, setting);
 }
 

@@ -51,8 +51,8 @@ Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char
 std::string why_chosen(const GidEntry& chosen, std::span<const GidEntry> entries, const char* device,
                        const ibv_port_attr& port, const GidSetting& setting);
 
-// Returns `known` if the table still has this GID at its index, else calls choose_gid again: the addresses of a host
-// can change while the process runs.
+// The entry of the table that has the GID of `known`, at its index or at another one; if there is none, calls
+// choose_gid again. The addresses of a host can change, and move to other indices, while the process runs.
 Result<GidEntry> confirm_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
                              const ibv_port_attr& port, const GidSetting& setting, const GidEntry& known);
 

@@ -75,6 +75,17 @@ TEST(LaneReturns, LinkComesBack_IsUsedAgain) {
   }
 }
 
+// The addresses of the interface are at other indices when the link is back, also than at the one that a setting names.
+TEST(LaneReturns, AddressesMove_LaneIsUsedAgain) {
+  const std::string output = in_child("link-down after=12 for=100ms device=1",
+                                      [] {
+                                        Traffic traffic;
+                                        rounds_until_all_work(traffic);
+                                      },
+                                      {{"SOFTVERBS_GID_TABLE", "renumbered"}, {"VERBATIM_GID_INDEX", "3"}});
+  EXPECT_EQ(count_lines(output, "lane ", " is back after "), 2U);
+}
+
 // Several QPs a lane, a port that has several lanes, four lanes of which two are down at once.
 TEST(LaneReturns, OtherShapes_AreUsedAgain) {
   const test::Variables qps = {{"VERBATIM_QPS_PER_CONNECTION", "3"}};

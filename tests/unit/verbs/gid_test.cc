@@ -171,6 +171,27 @@ TEST_F(ChooseGid, GidInSameEntry_IsKept) {
   EXPECT_EQ(confirm().error().sys_errno, ENOENT);
 }
 
+// When a link returns, the addresses of its interface may be at other indices.
+TEST_F(ChooseGid, GidInAnotherEntry_IsFound) {
+  const std::optional<ibv_gid_entry> own = fake_gid("::ffff:10.0.0.1", IBV_GID_TYPE_ROCE_V2);
+  const std::optional<ibv_gid_entry> second = fake_gid("::ffff:10.0.0.2", IBV_GID_TYPE_ROCE_V2);
+  const std::optional<ibv_gid_entry> twin = fake_gid("::ffff:10.0.0.1", IBV_GID_TYPE_ROCE_V1);
+  port_.gids = {std::nullopt, own, second};
+  port_.attributes.gid_tbl_len = 5;
+  const GidEntry known = *choose({.everywhere = 1U});
+  for (const GidSetting& setting : {GidSetting{}, GidSetting{.everywhere = 1U}}) {
+    const auto index = [&] {
+      return confirm_gid(fake_.table, context_, "mlx5_0", 1, port_.attributes, setting, known)->index;
+    };
+    port_.gids = {std::nullopt, std::nullopt, second, twin, own};
+    EXPECT_EQ(index(), 4U);
+    port_.gids = {own, second};  // the entry that the setting names has another address
+    EXPECT_EQ(index(), 0U);
+    port_.gids = {std::nullopt, second};  // the address has gone
+    EXPECT_EQ(index(), 1U);
+  }
+}
+
 TEST_F(ChooseGid, GidIndexSetting_IsUsed) {
   port_.gids = {fake_gid("fe80::1", IBV_GID_TYPE_ROCE_V1), fake_gid("::ffff:10.0.0.1", IBV_GID_TYPE_ROCE_V2)};
   EXPECT_EQ(choose({.everywhere = 0U})->index, 0U);
