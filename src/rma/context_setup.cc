@@ -1,6 +1,5 @@
 #include "rma/context_setup.h"
 
-#include <sched.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -19,6 +18,7 @@
 #include "net/diagnose/diagnosis.h"
 #include "net/transfer/endpoint.h"
 #include "net/transfer/endpoint_block.h"
+#include "rma/executed_report.h"
 #include "rma/lane_qps.h"
 #include "rma/queue_order.h"
 #include "rma/work_id.h"
@@ -348,56 +348,16 @@ Status ContextSetup::connect_lane(const PeerQueue& queue, std::uint32_t lane, st
 Status ContextSetup::connect_flush_queues() {
   const auto own = static_cast<std::uint32_t>(peers_.size());
   for (std::uint32_t index = 0; index < parts_.ports.size(); ++index) {
-    set_->reports_psns_.push_back(true);
-    if (!ports_up_[index]) continue;
     const Port& port = parts_.ports[index];
+    set_->reports_psns_.push_back(!ports_up_[index] || executed_report(port, parts_.config) == ExecutedReport::kRight);
+    if (!ports_up_[index]) continue;
     for (std::uint32_t context = 0; context < set_->contexts(); ++context) {
       const LaneQp flush{set_->flush_qp(context, index), own, index, context, true};
       const Status connected = connect_lane_qp(*set_, parts_.config, flush, port, nullptr, {set_->psn_, set_->psn_});
       if (!connected) return connected.error();
     }
-    const Result<bool> reports = reports_psns(port, index);
-    if (!reports && parts_.ports.size() == 1) return reports.error();
-    if (!reports) {
-      failed_lanes_.push_back({own, index, set_->contexts(), reports.error()});
-      continue;
-    }
-    set_->reports_psns_.back() = *reports;
-    if (*reports) continue;
-    VERBATIM_WARN(
-        "RMA: %s does not say which PSN a QP expects (rq_psn of ibv_query_qp): if its link fails while signals are "
-        "under way, the communicator fails. Next: look for another driver, or use devices that are not merged",
-        port.name.c_str());
   }
   return {};
-}
-
-Result<bool> ContextSetup::reports_psns(const Port& port, std::uint32_t index) {
-  ibv_qp* const qp = set_->flush_qp(0, index);
-  ibv_sge segment{parts_.scratch, 1, parts_.scratch_lkeys[index]};
-  ibv_send_wr read = {};
-  // If it is late, the data path finds it: it has no meaning there.
-  read.wr_id = WorkId::make_probe(static_cast<std::uint32_t>(peers_.size()), index);
-  read.sg_list = &segment;
-  read.num_sge = 1;
-  read.opcode = IBV_WR_RDMA_READ;
-  read.send_flags = IBV_SEND_SIGNALED;
-  read.wr.rdma.remote_addr = parts_.scratch;
-  read.wr.rdma.rkey = parts_.scratch_rkeys[index];
-  ibv_send_wr* refused = nullptr;
-  if (const Status posted = check_errno("ibv_post_send", ibv_post_send(qp, &read, &refused)); !posted) {
-    return posted.error();
-  }
-  const std::uint64_t deadline_ns = monotonic_ns() + kNanosecondsPerSecond;
-  ibv_wc completion{};
-  while (ibv_poll_cq(qp->send_cq, 1, &completion) == 0) {
-    if (monotonic_ns() > deadline_ns) return Error{ErrorKind::kSystem, ETIMEDOUT, "READ of own memory"};
-    ::sched_yield();
-  }
-  if (completion.status != IBV_WC_SUCCESS) return Error{ErrorKind::kSystem, EIO, "READ of own memory"};
-  const Result<std::uint32_t> psn = expected_psn(qp, *port.device);
-  if (!psn) return psn.error();
-  return *psn == ((set_->psn_ + 1) & kPsnMask);
 }
 
 void ContextSetup::prepare_failover() {

@@ -55,8 +55,6 @@ class ContextSetup {
   // Of a set with several lanes: a QP for each context and port.
   Status create_flush_queues();
   Status connect_flush_queues();
-  // Whether the device of a port says which PSN a QP expects: asks a QP that has executed one packet.
-  Result<bool> reports_psns(const Port& port, std::uint32_t index);
   bool has_several_lanes() const;
   void prepare_failover();
   // Gives the outcome of this rank to the others. An error, of this rank or of another one, has been logged.

@@ -454,9 +454,14 @@ void Failover::offer(const Job& job) {
     return put_off(job, pause_ns);
   }
   const Result<Port> port = refresh_port(known, config_, LogLevel::kInfo);
-  if (!port) return put_off(job, kRetryNs);
+  if (!port) return put_off(job, kRetryNs << 2);
   for (const LaneQp& own : lane_qps(set_, job.peer, job.lane)) {
-    if (!make_again(own.qp, *port, config_)) return put_off(job, kRetryNs);
+    const Status made = make_again(own.qp, *port, config_);
+    if (made) continue;
+    VERBATIM_INFO("RMA from rank %u to %s: lane %u (%s) could not be made again: %s; that is tried again later",
+                  set_.own_rank(), set_.name_of_peer(job.peer).c_str(), job.lane + 1, known.name.c_str(),
+                  to_string(made.error()).c_str());
+    return put_off(job, kRetryNs << 2);
   }
   Psns expected = job.expected;
   for (std::uint32_t& psn : expected) psn = (psn + kPsnsBetweenRounds) & kPsnMask;

@@ -9,6 +9,7 @@
 #include "base/random.h"
 #include "base/socket.h"
 #include "net/connect/hello_limits.h"
+#include "rma/executed_report.h"
 #include "rma/handshake.h"
 #include "verbs/device.h"
 #include "verbs/qp.h"
@@ -123,7 +124,12 @@ std::vector<const Port*> Instance::lane_ports(const Port& port) const {
   const auto device = static_cast<std::size_t>(&port - process_.ports.data());
   std::vector<const Port*> ports = process_.devices.merged_with(device);
   std::erase_if(ports, [&](const Port* other) { return other != &port && !has_atomics(*other); });
-  if (!settings_.config.failover) ports.resize(1);
+  const auto is_wrong = [&](const Port* other) {
+    return executed_report(*other, settings_.config) == ExecutedReport::kWrong;
+  };
+  if (ports.size() > 1 && (!settings_.config.failover || std::any_of(ports.begin(), ports.end(), is_wrong))) {
+    ports.resize(1);
+  }
   return ports;
 }
 

@@ -9,17 +9,12 @@
 namespace verbatim::perf::cost {
 namespace {
 
-// One get has no completion: its request is what an empty test tests.
-std::string incomplete_get(const CostOptions& options) {
-  // With several ports, createContext reads over each, at both ranks.
-  const int reads_before = options.merge > 1 ? 2 * options.merge : 0;
-  return "SOFTVERBS_FAULTS=drop-completion op=read qp=any nth=" + std::to_string(reads_before + 1);
-}
+// The get has no completion: its request is what an empty test tests.
+constexpr const char* kIncompleteGet = "SOFTVERBS_FAULTS=drop-completion op=read qp=any nth=1";
 
 void add_instructions(const PartSubject& subject, Json& result) {
   const std::string dumps_prefix = (subject.scratch / "put-dump").string();
-  const Json counted =
-      run_part(subject, kPutInstructionsPart, {incomplete_get(subject.options)}, callgrind(dumps_prefix));
+  const Json counted = run_part(subject, kPutInstructionsPart, {kIncompleteGet}, callgrind(dumps_prefix));
   const std::map<std::string, Instructions> dumps = read_dumps(dumps_prefix, counted["object"].get<std::string>());
   for (Json& cell : result["cells"]) {
     for (const std::string kind : kPutKinds) {
