@@ -20,7 +20,7 @@ NCCL_TESTS = (  # in alphabetical order
     *("all_gather", "all_reduce", "alltoall", "alltoallv", "broadcast", "gather", "hypercube", "reduce", "reduce_scatter"),
     *("scatter", "sendrecv"),
 )
-TOOLS = [f"verbatim-{name}" for name in ("eplb", "info", "kv", "model", "perf", "top")]
+TOOLS = [f"verbatim-{name}" for name in ("eplb", "info", "kv", "model", "perf", "report", "top")]
 PROGRAMS = ["softverbs", "softverbs-bench"] + sorted(TOOLS + sys.argv[8:])  # those that are built only where it is possible
 # A program that loads one of these by its name must get the system's.
 SHADOWING = re.compile(r"^lib(ibverbs|mlx5|rdmacm|nccl|cuda)\.so")
@@ -248,7 +248,8 @@ class Installed(unittest.TestCase):
         control = self.run_installed(self.prefix / SUBCOMMANDS["softverbs"][0], "--help").stdout
         listed = re.findall(r"^  (\w+) ", control.split("Subcommands:")[1], re.M)
         self.assertEqual(self.complete("softverbs", ""), listed)
-        self.assertIn("/etc/passwd", self.complete("verbatim-perf", "--json", "/etc/passw"))
+        for words in (("verbatim-perf", "--json"), ("verbatim-report",), ("verbatim-report", "a.json")):
+            self.assertIn("/etc/passwd", self.complete(*words, "/etc/passw"))
 
     def test_LogLines_NameSourcesByTheirPlaceInTheTree(self):
         plugin = (self.prefix / LIB / "libnccl-net-verbatim.so").read_bytes()

@@ -44,6 +44,7 @@ def check_tools(case, directory):
     case.assertIn("\ninit: succeeds", run(*launcher, "verbatim-info", **variables))
     files = run(*launcher, "stat", "-c", "%F", "/dev/infiniband/uverbs0", "/sys/class/infiniband", **variables)
     case.assertEqual(files, "character special file\ndirectory\n")
+    case.assertTrue(run(directory / "verbatim-report", "--version").startswith("verbatim-report "))
     shown = run(*launcher, *job, **variables)
     case.assertIn("# Wrong elements    : 0 OK", shown)
     case.assertRegex(shown, rf"\(net plugin v\d+, {re.escape(str(SCRATCH))}/")
@@ -74,7 +75,10 @@ class Deb(unittest.TestCase):
             self.assertRegex(run("dpkg-deb", "--field", package, "Version"), r"^\d+\.\d+\.\d+(~rc\d+)?\n$")
             depends = run("dpkg-deb", "--field", package, "Depends").strip().split(", ")
             self.assertEqual(depends[0], f"libc6 (>= {OLDEST_GLIBC})")
-            self.assertEqual(depends[1:], ["libibverbs1"] if package.name.startswith("libnccl") else [])
+            others = {"libnccl-net-verbatim": ["libibverbs1"], "verbatim-tools": ["python3"]}
+            self.assertEqual(depends[1:], others.get(package.name.split("_")[0], []))
+            recommended = run("dpkg-deb", "--field", package, "Recommends").strip()
+            self.assertEqual(recommended, "python3-matplotlib" if package.name.startswith("verbatim-tools") else "")
         if shutil.which("lintian"):
             shown = subprocess.run(["lintian", *packages], capture_output=True, text=True)
             self.assertEqual((shown.returncode, shown.stdout), (0, ""), shown.stderr)
@@ -127,6 +131,9 @@ class Rpm(unittest.TestCase):
         files = "\n".join(run("rpm", "-qlp", package) for package in packages)
         for name in ("libnccl-net-verbatim.so", "bin/verbatim-info", "bin/softverbs", "softverbs/lib/libibverbs.so.1"):
             self.assertIn(name, files)
+        (tools,) = (package for package in packages if package.name.startswith("verbatim-tools"))
+        self.assertEqual(run("rpm", "-qp", "--recommends", tools), "python3-matplotlib\n")
+        self.assertIn("\npython3\n", run("rpm", "-qp", "--requires", tools))
         provided = "\n".join(run("rpm", "-qp", "--provides", package) for package in packages)
         self.assertNotIn("libibverbs.so", provided)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tools/report: pages of statistics and of verbatim-perf's JSON: report_test.py BUILD_DIR."""
+"""verbatim-report: pages of statistics and of verbatim-perf's JSON: report_test.py BUILD_DIR."""
 
 import json
 import os
@@ -51,7 +51,7 @@ class Report(unittest.TestCase):
         return path
 
     def report(self, *files):
-        return subprocess.run([PYTHON, ROOT / "tools/report", "-o", self.page, *files], capture_output=True, text=True)
+        return subprocess.run([PYTHON, ROOT / "tools/verbatim-report", "-o", self.page, *files], capture_output=True, text=True)
 
     def made(self, *files):
         done = self.report(*files)
@@ -117,11 +117,17 @@ class Report(unittest.TestCase):
         for content, cause in (("no json", "no JSON"), ({"a": 1}, "neither"),
                                (statistics("0a", "0b", 1, schema=2), "schema 2")):
             done = self.report(self.file("other", content))
-            self.assertEqual(done.returncode, 1)
+            self.assertEqual(done.returncode, 2)
             self.assertIn("other: ", done.stderr)
             self.assertIn(cause, done.stderr)
         self.assertEqual(self.report().returncode, 2)
-        self.assertIn("No such file", self.report(self.directory / "absent").stderr)
+        absent = self.report(self.directory / "absent")
+        self.assertEqual((absent.returncode, absent.stderr), (2, f"verbatim-report: {self.directory}/absent: No such file or directory\n"))
+
+    def test_PageThatCannotBeWritten_IsAFailure(self):
+        self.page = self.directory
+        done = self.report(self.file("a", statistics("0a", "0b", MIB)))
+        self.assertEqual((done.returncode, done.stderr), (3, f"verbatim-report: {self.directory}: Is a directory\n"))
 
     def test_FilesOfAJob_MakeAPageThatABrowserShows(self):
         json_file = self.directory / "run.json"

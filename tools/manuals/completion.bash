@@ -45,7 +45,7 @@ _verbatim_complete() {
     done
   fi
   _verbatim_read_help "$program" "${subcommand[@]}"
-  if [ -n "$previous_takes_value" ] && [ -z "$values" ]; then
+  if [ -n "$previous_takes_value" ] && [ -z "$values" ] || [[ ${program##*/} = verbatim-report && $current != -* ]]; then
     mapfile -t COMPREPLY < <(compgen -f -- "$current")
   elif [ -n "$previous_takes_value" ]; then
     mapfile -t COMPREPLY < <(compgen -W "$values" -- "$current")
@@ -57,4 +57,4 @@ _verbatim_complete() {
   fi
 }
 
-complete -o filenames -F _verbatim_complete softverbs softverbs-bench verbatim-{eplb,exporter,info,kv,model,perf,top}
+complete -o filenames -F _verbatim_complete softverbs softverbs-bench verbatim-{eplb,exporter,info,kv,model,perf,report,top}

@@ -42,5 +42,10 @@ def run_verbatim_perf():
     _run("verbatim-perf")
 
 
+def run_verbatim_report():
+    """With the packages of this environment."""
+    os.execv(sys.executable, [sys.executable, str(FILES / "bin/verbatim-report"), *sys.argv[1:]])
+
+
 def run_verbatim_top():
     _run("verbatim-top")

@@ -6,11 +6,13 @@ import pathlib
 import re
 import subprocess
 import sys
+import tempfile
 import unittest
 
 BUILD = pathlib.Path(sys.argv[1]).resolve()
 SOURCE = pathlib.Path(__file__).resolve().parents[3]
-USAGE = 2
+USAGE, FAILED = 2, 3
+VERSION = re.search("version: '([^']+)'", (SOURCE / "meson.build").read_text())[1]
 # Each with arguments that come before the others, and an option with a letter that is missing.
 PROGRAMS = {
     "softverbs-bench": ([], "--engine=1", "--engines"),
@@ -60,6 +62,24 @@ class CommandLines(unittest.TestCase):
             status, out, err = run(SOURCE / name, option)
             self.assertEqual((status, out), (USAGE, ""), name)
             self.assertTrue(err.endswith(f". See {name} --help\n") and err.count("\n") == 1, err)
+
+    def test_Report_NeedsMatplotlibForAPageOnly(self):
+        report = SOURCE / "tools/verbatim-report"
+        with tempfile.TemporaryDirectory() as scratch:
+            (pathlib.Path(scratch) / "matplotlib.py").write_text("raise ImportError('none')\n")
+            file = pathlib.Path(scratch) / "pairs.json"
+            file.write_text('{"findings": [], "links": [], "hosts": []}\n')
+            without = ["env", f"PYTHONPATH={scratch}", report]
+            status, out, err = run(*without, "--help")
+            self.assertEqual((status, err), (0, ""))
+            self.assertTrue(out.startswith("usage: verbatim-report "), out)
+            self.assertEqual(run(*without, "--version"), (0, f"verbatim-report {VERSION}\n", ""))
+            status, out, err = run(*without, file, "-o", f"{scratch}/page.html", file)
+            self.assertEqual((status, out), (FAILED, ""))
+            self.assertTrue(err.startswith("verbatim-report: Python has no matplotlib. Next: ") and err.count("\n") == 1, err)
+        line = "verbatim-report: unknown argument '--outpt'. Next: is --output meant? See verbatim-report --help\n"
+        self.assertEqual(run(report, "--outpt", "page.html"), (USAGE, "", line))
+        self.assertEqual(run(report), (USAGE, "", "verbatim-report: FILE is required. See verbatim-report --help\n"))
 
     def test_Help_HasTheExitStatusesOfTheManual(self):
         table = STATUS_ROW.findall((SOURCE / "tools/README.md").read_text())
