@@ -62,8 +62,8 @@ bool describe(const cuda::Driver& driver, const GpuAllocation& allocation, GpuMe
   return true;
 }
 
-// A thread that has seen the last serial number may read the words meanwhile. Whoever reads one of these then reads a
-// serial number that is another one.
+// A thread may be reading the last handle at the same time. If it reads a word of this one, the serial number that it
+// reads next has changed, and it does not use what it has read.
 void publish(SharedGpuMemory& shared, const GpuMemoryHandle& memory, std::uint64_t serial) {
   std::uint64_t words[SharedGpuMemory::kWords] = {};
   std::memcpy(words, &memory, sizeof memory);
