@@ -97,10 +97,9 @@ def main(directory, oldest, *compiler):
     def path_of(name, kind="file"):
         return subprocess.run([*compiler, f"-print-{kind}-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
 
-    contents = [pathlib.Path(path_of("libc.so.6")), *sorted(HERE.iterdir())]
     digest = hashlib.sha256(repr((oldest, compiler)).encode())
-    for file in contents:
-        digest.update(file.read_bytes() if file.is_file() else b"")
+    for name in (path_of("libc.so.6"), "make_stubs.py", "stat_version.h", *SOURCES):
+        digest.update((HERE / name).read_bytes())
     directory = pathlib.Path(directory).resolve() / f"glibc-{digest.hexdigest()[:16]}"
     directory.mkdir(parents=True, exist_ok=True)
     oldest = number(oldest)

@@ -1,5 +1,5 @@
-// What glibc has since a version behind 2.28 and what the C++ runtime or our sources use: by the system's where it has
-// it, else by older functions. For programs and libraries of packages; make_stubs.py links them with it.
+// What the C++ runtime or our sources use of glibc's versions after 2.28: the system's functions where it has them,
+// else older ones. For programs and libraries of packages; make_stubs.py links them with it.
 //
 // Sources: the manual pages of the functions; for _dl_find_object, glibc 2.35's <dlfcn.h> and manual (Dynamic Linker
 // Introspection).

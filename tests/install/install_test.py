@@ -93,6 +93,11 @@ class Installed(unittest.TestCase):
             ],
         )
 
+    def test_Plugin_HasItsNameAsSoname(self):
+        plugin = self.prefix / LIB / "libnccl-net-verbatim.so"
+        shown = subprocess.run(["objdump", "-p", plugin], capture_output=True, text=True, check=True).stdout
+        self.assertRegex(shown, r"\n *SONAME +libnccl-net-verbatim\.so\n")
+
     def test_LibrariesOfTheSystem_AreNotShadowed(self):
         for name in self.files:
             if SHADOWING.match(os.path.basename(name)):
