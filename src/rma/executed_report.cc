@@ -12,7 +12,6 @@
 
 #include "base/log.h"
 #include "net/transfer/endpoint_block.h"
-#include "verbs/device.h"
 #include "verbs/errors.h"
 #include "verbs/qp.h"
 
@@ -112,20 +111,18 @@ Result<std::string> test_device(const Port& known, Config config) {
 }  // namespace
 
 ExecutedReport executed_report(const Port& port, const Config& config) {
-  std::atomic<std::uint8_t>& known = port.device->executed_report();
-  const auto value = [](ExecutedReport report) { return static_cast<std::uint8_t>(report); };
-  if (known == value(ExecutedReport::kNotKnown)) {
-    const Result<std::string> missing = test_device(port, config);
-    if (!missing) return ExecutedReport::kNotKnown;
-    const ExecutedReport found = missing->empty() ? ExecutedReport::kRight : ExecutedReport::kWrong;
-    if (known.exchange(value(found)) != value(found) && found == ExecutedReport::kWrong) {
-      VERBATIM_WARN(
-          "RMA: %s %s: its contexts use one port, and the communicator fails when that does. Next: look for another "
-          "driver",
-          port.device->name().c_str(), missing->c_str());
-    }
+  std::atomic<ExecutedReport>& known = port.device->executed_report();
+  if (known != ExecutedReport::kNotKnown) return known;
+  const Result<std::string> missing = test_device(port, config);
+  if (!missing) return ExecutedReport::kNotKnown;
+  const ExecutedReport found = missing->empty() ? ExecutedReport::kRight : ExecutedReport::kWrong;
+  if (known.exchange(found) != found && found == ExecutedReport::kWrong) {
+    VERBATIM_WARN(
+        "RMA: %s %s: its contexts use one port, and the communicator fails when that does. Next: look for another "
+        "driver",
+        port.device->name().c_str(), missing->c_str());
   }
-  return static_cast<ExecutedReport>(known.load());
+  return found;
 }
 
 }  // namespace verbatim::rma

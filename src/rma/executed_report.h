@@ -3,20 +3,14 @@
 // then, which packet it expects. Drivers differ in what they answer, and some cannot use a QP again.
 #pragma once
 
-#include <cstdint>
-
 #include "base/config.h"
+#include "verbs/device.h"
 #include "verbs/port.h"
 
 namespace verbatim::rma {
 
-enum class ExecutedReport : std::uint8_t {
-  kNotKnown,  // the port does not work now
-  kRight,
-  kWrong,  // or the device refuses a QP that was reset; logged
-};
-
-// Found out once for each device, with two QPs of the port that are connected to each other: about 0.1 s.
+// Found out once for each device, with two QPs of the port that are connected to each other: about 0.1 s. kWrong is
+// logged. kNotKnown: the port does not work now.
 ExecutedReport executed_report(const Port& port, const Config& config);
 
 }  // namespace verbatim::rma

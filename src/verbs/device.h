@@ -18,6 +18,13 @@
 
 namespace verbatim {
 
+// Whether a QP in ERR says which packets it has executed.
+enum class ExecutedReport : std::uint8_t {
+  kNotKnown,
+  kRight,
+  kWrong,  // or the device refuses a QP that was reset
+};
+
 // One context, protection domain and MR cache, shared by all communicators of the process. Owned by the
 // DeviceInventory. Any thread may use it: all state is immutable, atomic, or has its own lock.
 class Device {
@@ -39,8 +46,8 @@ class Device {
   int dmabuf_errno() const { return dmabuf_errno_; }
   // True for the first caller only, so that the use of peer memory instead of a dma-buf is logged once for each device.
   bool is_first_fallback() const { return !fallback_reported_.exchange(true); }
-  // What rma/executed_report.h has found out about it; 0: nothing yet.
-  std::atomic<std::uint8_t>& executed_report() const { return executed_report_; }
+  // What rma/executed_report.h has found out about it.
+  std::atomic<ExecutedReport>& executed_report() const { return executed_report_; }
   bool relaxed_ordering() const { return relaxed_ordering_; }
   // The number of QPs that this process has on the device.
   std::atomic<std::size_t>& live_qps() const { return live_qps_; }
@@ -62,7 +69,7 @@ class Device {
   Mlx5Capabilities mlx5_capabilities_;
   int dmabuf_errno_ = 0;
   mutable std::atomic<bool> fallback_reported_{false};
-  mutable std::atomic<std::uint8_t> executed_report_{0};
+  mutable std::atomic<ExecutedReport> executed_report_{ExecutedReport::kNotKnown};
   mutable std::atomic<std::size_t> live_qps_{0};
   const bool relaxed_ordering_;
   const std::unique_ptr<MrCache> mr_cache_;
