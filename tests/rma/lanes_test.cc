@@ -336,10 +336,7 @@ class RmaLanes : public ::testing::Test {
   }
 
   // What earlier processes have left.
-  void forget() {
-    for (const int rank : {0, 1}) *ranks_.text(rank) = '\0';
-    ranks_.number(1) = 0;
-  }
+  void forget() { ranks_.number(1) = 0; }
 
   bool both_have(const char* line) {
     return lines_in(ranks_.text(0), line) != 0 && lines_in(ranks_.text(1), line) != 0;
@@ -395,10 +392,13 @@ class RmaLanes : public ::testing::Test {
     }
   }
 
-  // Rank 0 loses its first port, and there is no other lane.
-  void expect_put_fails() {
+  // Rank 0 loses its first port, and cannot go on over another lane.
+  void expect_put_fails(const std::string& faults = "link-down device=0 op=write qp=any after=20",
+                        const char* of_rank_1 = "") {
+    forget();
     const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
-      begin(rank, "link-down device=0 op=write qp=any after=20");
+      if (rank.number() == 1 && *of_rank_1 != '\0') ::setenv("SOFTVERBS_FAULTS", of_rank_1, 1);
+      begin(rank, faults);
       rank.connect();
       rank.create({.contexts = kContexts});
       Traffic traffic(ranks_, rank);
@@ -518,6 +518,18 @@ TEST_F(RmaLanes, DeviceDoesNotSayWhatItHasExecuted_NoOtherLaneIsUsed) {
     ::unsetenv(one.variable);
     for (const int rank : {0, 1}) EXPECT_NE(std::string(ranks_.text(rank)).find(one.line), std::string::npos);
   }
+}
+
+// The SENDs that ask each device are lost, so it is not known what it reports. A signal that is in doubt is not posted
+// again, and not taken for executed: the communicator fails.
+TEST_F(RmaLanes, NotKnownWhatTheDeviceReports_SignalInDoubtFails) {
+  ::setenv("VERBATIM_TIMEOUT", "10", 1);
+  ::setenv("SOFTVERBS_RQ_PSN", "accepted", 1);
+  const std::string lost = "drop-request op=send qp=any count=all times=all";
+  expect_put_fails(lost + ";drop-request op=fetch_add qp=any nth=5 times=all", lost.c_str());
+  ::unsetenv("SOFTVERBS_RQ_PSN");
+  EXPECT_NE(std::string(ranks_.text(0)).find("does not say which signals it has executed"), std::string::npos)
+      << ranks_.text(0);
 }
 
 // A fault that is not softverbs': RMA_LANES_FAULT is a shell command that gets a line of input when rank 0 has posted
