@@ -179,7 +179,7 @@ nccl::Result reg_mr_dmabuf(void* comm, void* data, std::size_t size, int type, s
 
 nccl::Result dereg_mr(void*, void* mhandle) noexcept {
   return catch_exceptions("deregMr", [&] {
-    if (mhandle != nullptr) Registrations::release(static_cast<MemoryHandle*>(mhandle));
+    if (mhandle != nullptr) Registrations<MemoryHandle>::release(static_cast<MemoryHandle*>(mhandle));
     return nccl::Result::kSuccess;
   });
 }

@@ -116,7 +116,7 @@ nccl::Result rma_reg_mr_dmabuf(void* coll_comm, void* data, std::size_t size, in
 
 nccl::Result rma_dereg_mr(void*, void* mhandle) noexcept {
   return catch_exceptions("deregMrSym", [&] {
-    if (mhandle != nullptr) rma::Memories::release(static_cast<rma::Memory*>(mhandle));
+    if (mhandle != nullptr) Registrations<rma::Memory>::release(static_cast<rma::Memory*>(mhandle));
     return nccl::Result::kSuccess;
   });
 }

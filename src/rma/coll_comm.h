@@ -36,7 +36,7 @@ struct CollSettings {
   const Config& config;
   const std::string& host_name;
   Monitor& monitor;
-  Memories& memories;
+  Registrations<Memory>& memories;
   const std::vector<SocketInterface>& interfaces;  // for TCP, the first is that of the side channel
   unsigned max_recvs = 1;
   Instance& owner;

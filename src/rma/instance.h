@@ -58,7 +58,7 @@ class Instance {
 
   Context& context_;
   const ProcessParts process_;
-  Memories memories_;  // end after the communicators
+  Registrations<Memory> memories_;  // end after the communicators
   const CollSettings settings_;
   Mutex mutex_;
   std::map<const void*, std::unique_ptr<ListenComm>> listens_ VERBATIM_GUARDED_BY(mutex_);

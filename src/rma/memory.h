@@ -4,11 +4,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <list>
 #include <memory>
 #include <vector>
 
-#include "base/mutex.h"
 #include "net/transfer/memory.h"
 
 namespace verbatim::rma {
@@ -25,10 +23,8 @@ struct RankMemory {
   }
 };
 
-class Memories;
-
 // Immutable after the registration: the data path reads it.
-struct Memory {
+struct Memory : Registrations<Memory>::Entry {
   std::uint32_t lkey = 0;
   std::uint32_t rank_count = 0;  // of `ranks`
   bool device_memory = false;
@@ -38,35 +34,9 @@ struct Memory {
   std::vector<std::vector<std::uint32_t>> rkeys;
   std::vector<std::uint32_t> lkeys;  // by port
   std::unique_ptr<MemoryHandle> registration;
-  Memories* owner = nullptr;
-  std::list<std::unique_ptr<Memory>>::iterator position;
 
   std::uint32_t lkey_of(std::uint32_t lane) const { return lkeys[lane % lkeys.size()]; }
   std::uint32_t rkey_of(std::uint32_t rank, std::uint32_t lane) const { return rkeys[rank][lane % rkeys[rank].size()]; }
-};
-
-// The registrations that NCCL holds through one instance: it may deregister after it has destroyed the contexts, and
-// does not deregister all when an operation fails. Any thread.
-class Memories {
- public:
-  Memory* add(std::unique_ptr<Memory> memory) VERBATIM_EXCLUDES(mutex_) {
-    Memory* const added = memory.get();
-    added->owner = this;
-    const MutexLock lock(mutex_);
-    added->position = memories_.insert(memories_.end(), std::move(memory));
-    return added;
-  }
-
-  static void release(Memory* memory) {
-    Memories& owner = *memory->owner;
-    std::list<std::unique_ptr<Memory>> last;  // deregistered outside the lock
-    const MutexLock lock(owner.mutex_);
-    last.splice(last.end(), owner.memories_, memory->position);
-  }
-
- private:
-  Mutex mutex_;
-  std::list<std::unique_ptr<Memory>> memories_ VERBATIM_GUARDED_BY(mutex_);
 };
 
 }  // namespace verbatim::rma

@@ -328,7 +328,7 @@ void put_all(rma::CollComm& comm, rma::ContextSet& contexts, const HostileRank& 
     });
   }
   contexts.abort();
-  rma::Memories::release(*memory);
+  Registrations<rma::Memory>::release(*memory);
 }
 
 }  // namespace

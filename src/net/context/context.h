@@ -97,7 +97,7 @@ class Context {
   std::atomic<bool> aborted_{false};
   std::atomic<bool> no_atomics_reported_{false};
   EndpointPool endpoints_;
-  Registrations registrations_;  // end after the comms
+  Registrations<MemoryHandle> registrations_;  // end after the comms
   const CommSettings comm_settings_;
   const ConnectSettings connect_settings_;
   mutable Mutex mutex_;

@@ -8,15 +8,17 @@
 
 namespace verbatim {
 
+struct MemoryHandle;
+template <typename Handle>
 class Registrations;
 
 struct CommSettings {
   const Config& config;
   const std::string& host_name;
-  unsigned max_recvs = 1;                  // members of a grouped receive, as announced to NCCL
-  Registrations* registrations = nullptr;  // keeps what NCCL registers through these comms
-  void* owner = nullptr;                   // opaque: the plugin finds by it the context of a comm
-  Profiler profiler = {};                  // without a callback: none
+  unsigned max_recvs = 1;                                // members of a grouped receive, as announced to NCCL
+  Registrations<MemoryHandle>* registrations = nullptr;  // keeps what NCCL registers through these comms
+  void* owner = nullptr;                                 // opaque: the plugin finds by it the context of a comm
+  Profiler profiler = {};                                // without a callback: none
 };
 
 }  // namespace verbatim

@@ -54,21 +54,6 @@ Result<std::unique_ptr<MemoryHandle>> register_memory(std::span<const Port* cons
   return handle;
 }
 
-MemoryHandle* Registrations::add(std::unique_ptr<MemoryHandle> handle) {
-  MemoryHandle* added = handle.get();
-  added->owner = this;
-  const MutexLock lock(mutex_);
-  added->position = handles_.insert(handles_.end(), std::move(handle));
-  return added;
-}
-
-void Registrations::release(MemoryHandle* handle) {
-  Registrations& owner = *handle->owner;
-  std::list<std::unique_ptr<MemoryHandle>> last;  // deregistered outside the lock
-  const MutexLock lock(owner.mutex_);
-  last.splice(last.end(), owner.handles_, handle->position);
-}
-
 void ControlMemory::Unmap::operator()(std::byte* pages) const {
   ::munmap(pages, bytes);
 }

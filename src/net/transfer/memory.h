@@ -7,6 +7,7 @@
 #include <list>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
@@ -27,25 +28,39 @@ struct MemoryKeys {
 // For zero bytes NCCL need not have a registration.
 inline constexpr MemoryKeys kNoMemory{};
 
-class Registrations;
-
-struct MemoryHandle : MemoryKeys {
-  std::vector<MrRef> references;
-  Registrations* owner = nullptr;  // null for a comm's own memory
-  std::list<std::unique_ptr<MemoryHandle>>::iterator position;
-};
-
-// The registrations that NCCL holds through one communicator. NCCL does not deregister all of them when an operation
-// fails; the rest end with this object. Any thread.
+// The registrations that NCCL holds through one context, or through one instance of RMA. NCCL does not deregister all
+// of them when an operation fails; the rest end with this object. Any thread.
+template <typename Handle>
 class Registrations {
  public:
-  MemoryHandle* add(std::unique_ptr<MemoryHandle> handle) VERBATIM_EXCLUDES(mutex_);
-  // The comm through which `handle` was registered may be closed already.
-  static void release(MemoryHandle* handle);
+  // What a handle is derived from.
+  struct Entry {
+    Registrations* owner = nullptr;  // null for memory that NCCL does not know
+    typename std::list<std::unique_ptr<Handle>>::iterator position;
+  };
+
+  Handle* add(std::unique_ptr<Handle> handle) VERBATIM_EXCLUDES(mutex_) {
+    Handle* const added = handle.get();
+    added->owner = this;
+    const MutexLock lock(mutex_);
+    added->position = handles_.insert(handles_.end(), std::move(handle));
+    return added;
+  }
+  // What `handle` was registered through, such as a comm, may be closed already.
+  static void release(Handle* handle) {
+    Registrations& owner = *handle->owner;
+    std::list<std::unique_ptr<Handle>> last;  // deregistered outside the lock
+    const MutexLock lock(owner.mutex_);
+    last.splice(last.end(), owner.handles_, handle->position);
+  }
 
  private:
   Mutex mutex_;
-  std::list<std::unique_ptr<MemoryHandle>> handles_ VERBATIM_GUARDED_BY(mutex_);
+  std::list<std::unique_ptr<Handle>> handles_ VERBATIM_GUARDED_BY(mutex_);
+};
+
+struct MemoryHandle : MemoryKeys, Registrations<MemoryHandle>::Entry {
+  std::vector<MrRef> references;
 };
 
 // Registers on every one of `ports`, or on none.
