@@ -1,13 +1,9 @@
 #include "rma/failover.h"
 
-#include <pthread.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
-#include <csignal>
 #include <cstring>
-#include <system_error>
 #include <utility>
 
 #include "base/log.h"
@@ -36,7 +32,8 @@ Failover::Failover(const ContextSet& set, const Config& config, const std::vecto
     : set_(set),
       config_(config),
       send_(std::move(send)),
-      first_used_(std::make_unique<std::atomic<std::uint32_t>[]>(peers.size())) {
+      first_used_(std::make_unique<std::atomic<std::uint32_t>[]>(peers.size())),
+      worker_("verbatim-lanes", [this] { return advance(); }) {
   for (const Peer& peer : peers) {
     lane_counts_.push_back(static_cast<std::uint32_t>(peer.connected.size()));
     lanes_.push_back(std::make_unique<Lane[]>(peer.connected.size()));
@@ -49,15 +46,6 @@ Failover::Failover(const ContextSet& set, const Config& config, const std::vecto
       lane.entered = index == 0 || lanes_.size() == peers.size();
     }
   }
-}
-
-Failover::~Failover() {
-  {
-    const MutexLock lock(mutex_);
-    stops_ = true;
-  }
-  wake_.notify_all();
-  if (thread_.joinable()) thread_.join();
 }
 
 bool Failover::has_other(std::uint32_t peer, std::uint32_t lane) const {
@@ -97,7 +85,7 @@ void Failover::begin_failure(std::uint32_t peer, std::uint32_t lane) {
     failed.left = !failed.entered;
     to_leave_ += failed.left ? 0U : 1U;
   }
-  wake_thread();
+  wake_worker();
 }
 
 bool Failover::lane_failed(std::uint32_t peer, std::uint32_t lane, Last last, const std::string& why,
@@ -159,7 +147,7 @@ void Failover::gids_changed(const Device& device, std::uint8_t port) {
       if (own.device == &device && own.port_num == port && own.is_roce()) at(peer, lane).look_at_gid = true;
     }
   }
-  wake_thread();
+  wake_worker();
 }
 
 void Failover::check_gid(const Job& job) {
@@ -210,7 +198,7 @@ void Failover::receive(std::uint32_t peer, const wire::RmaLane& message) {
         if (is_now && lane.step != Step::kFailed) lane.peer_connected = true;
         break;
     }
-    wake_thread();
+    wake_worker();
   }
   if (!first) return;
   VERBATIM_INFO("RMA from rank %u to %s: lane %u of %u has failed at the other end", set_.own_rank(),
@@ -235,7 +223,7 @@ void Failover::left(std::uint32_t peer, std::uint32_t lane) {
   const MutexLock lock(mutex_);
   if (std::exchange(at(peer, lane).left, true)) return;
   --to_leave_;
-  wake_thread();
+  wake_worker();
 }
 
 std::optional<std::uint32_t> Failover::enter(std::uint32_t peer, std::uint32_t lane, std::uint32_t context) {
@@ -271,7 +259,7 @@ void Failover::probe_ended(std::uint32_t peer, std::uint32_t lane, bool works) {
     const MutexLock lock(mutex_);
     Lane& probed = at(peer, lane);
     probed.probing = false;
-    wake_thread();
+    wake_worker();
     if (probed.step != Step::kProbed) return;
     if (!works) return begin_failure(peer, lane);
     use(peer, lane);
@@ -280,24 +268,10 @@ void Failover::probe_ended(std::uint32_t peer, std::uint32_t lane, bool works) {
                 set_.name_of_peer(peer).c_str(), lane + 1, lane_counts_[peer], set_.lane_port(lane).name.c_str());
 }
 
-void Failover::wake_thread() {
-  if (running_) return wake_.notify_all();
-  if (stops_) return;
-  if (thread_.joinable()) thread_.join();  // it has set running_ to false as its last step
-  running_ = true;
-  // No signal of the application may be handled on a thread of the plugin.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  try {
-    thread_ = std::thread([this] { run(); });
-  } catch (const std::system_error&) {
-    VERBATIM_WARN("RMA at rank %u: no thread could be started to leave a lane; that is tried again with the next one",
-                  set_.own_rank());
-    running_ = false;
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+void Failover::wake_worker() {
+  if (worker_.wake()) return;
+  VERBATIM_WARN("RMA at rank %u: no thread could be started to leave a lane; that is tried again with the next one",
+                set_.own_rank());
 }
 
 Failover::Action Failover::action_of(const Lane& lane, bool own, std::uint64_t now, std::uint64_t& due_ns) const {
@@ -334,30 +308,21 @@ Failover::Job Failover::next_job(std::uint64_t now, std::uint64_t& due_ns) {
   return {};
 }
 
-void Failover::run() noexcept {
-  while (true) {
-    Job job;
-    try {
-      {
-        const MutexLock lock(mutex_);
-        constexpr std::uint64_t kNever = ~std::uint64_t{0};
-        std::uint64_t due_ns = kNever;
-        if (!stops_) job = next_job(monotonic_ns(), due_ns);
-        if (job.action == Action::kNothing) {
-          running_ = !stops_ && due_ns != kNever;
-          if (!running_) return;
-          const std::uint64_t now = monotonic_ns();
-          if (now < due_ns) wake_.wait_for(mutex_, std::chrono::nanoseconds(due_ns - now));
-          continue;
-        }
-      }
-      perform(job);
-    } catch (...) {
-      VERBATIM_WARN("RMA at rank %u: no memory for a lane to %u; it is tried again", set_.own_rank(), job.peer);
-      put_off(job, kRetryNs);
+std::uint64_t Failover::advance() noexcept {
+  Job job;
+  try {
+    {
       const MutexLock lock(mutex_);
-      if (!stops_) wake_.wait_for(mutex_, std::chrono::nanoseconds(kRetryNs));
+      std::uint64_t due_ns = Worker::kNever;
+      job = next_job(monotonic_ns(), due_ns);
+      if (job.action == Action::kNothing) return due_ns;
     }
+    perform(job);
+    return 0;
+  } catch (...) {
+    VERBATIM_WARN("RMA at rank %u: no memory for a lane to %u; it is tried again", set_.own_rank(), job.peer);
+    put_off(job, kRetryNs);
+    return monotonic_ns() + kRetryNs;
   }
 }
 

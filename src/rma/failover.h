@@ -4,8 +4,7 @@
 //
 //   kUsed       a completion, an event of the port, no progress for VERBATIM_LANE_TIMEOUT_MS, or a message of the peer
 //               says that the lane has failed
-//   kFailed     its QPs go to ERR, so they execute nothing more. kFenced gives the peer the PSN that each expects,
-//   which
+//   kFailed     its QPs go to ERR, so they execute nothing more. kFenced gives the peer the PSN that each expects. That
 //               says what it has executed. With the peer's, the data path posts what was not executed on another lane
 //               (context_lanes.cc), and has left this one. Then, when the link of the port has been up for a while,
 //               the QPs go back to INIT, and kOffered gives the peer the address
@@ -18,24 +17,23 @@
 // from the last ones.
 //
 // The last lane to a rank fails only when the NIC's retries are used up, or by a message of the peer. Then operations
-// wait until a lane comes back, VERBATIM_RECONNECT_S at most. Any thread; the verbs are called by a thread of this
-// object, which ends when all lanes can be used.
+// wait until a lane comes back, VERBATIM_RECONNECT_S at most. Any thread; the verbs are called by a worker, which has
+// no thread when all lanes can be used.
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/mutex.h"
 #include "base/result.h"
+#include "runtime/worker.h"
 #include "verbs/device.h"
 #include "verbs/gid.h"
 #include "wire/rma.h"
@@ -61,7 +59,7 @@ class Failover {
 
   // `peers`: by index, oneself last.
   Failover(const ContextSet& set, const Config& config, const std::vector<Peer>& peers, Send send);
-  ~Failover();
+  ~Failover() { stops_ = true; }
   Failover(const Failover&) = delete;
   Failover& operator=(const Failover&) = delete;
 
@@ -128,7 +126,7 @@ class Failover {
     GidEntry gid;              // of this end's port
     bool look_at_gid = false;  // it may have changed
   };
-  // What the thread does next with a lane.
+  // What the worker does next with a lane.
   enum class Action : std::uint8_t { kNothing, kCheckGid, kFence, kOffer, kConnect, kProbe };
   struct Job {
     Action action = Action::kNothing;
@@ -147,11 +145,12 @@ class Failover {
   void set_used(std::uint32_t peer, std::uint32_t lane, bool used) VERBATIM_REQUIRES(mutex_);
   void use(std::uint32_t peer, std::uint32_t lane) VERBATIM_REQUIRES(mutex_);
   void change(Lane& lane, Step step) VERBATIM_REQUIRES(mutex_);
-  void wake_thread() VERBATIM_REQUIRES(mutex_);
-  void run() noexcept VERBATIM_EXCLUDES(mutex_);
+  void wake_worker() VERBATIM_REQUIRES(mutex_);
+  // Does the next job. Returns when the one after it is due, as Worker::Work does.
+  std::uint64_t advance() noexcept VERBATIM_EXCLUDES(mutex_);
   Action action_of(const Lane& lane, bool own, std::uint64_t now, std::uint64_t& due_ns) const
       VERBATIM_REQUIRES(mutex_);
-  // The next job; with none, the thread waits until `due_ns`.
+  // The next job; with none, the worker waits until `due_ns`.
   Job next_job(std::uint64_t now, std::uint64_t& due_ns) VERBATIM_REQUIRES(mutex_);
   void perform(const Job& job) VERBATIM_EXCLUDES(mutex_);
   void check_gid(const Job& job) VERBATIM_EXCLUDES(mutex_);
@@ -173,10 +172,8 @@ class Failover {
   std::atomic<std::uint32_t> to_leave_{0};                    // lanes
   std::atomic<bool> changed_{false};
   mutable Mutex mutex_;
-  std::condition_variable_any wake_;
-  std::atomic<bool> stops_{false};
-  bool running_ VERBATIM_GUARDED_BY(mutex_) = false;
-  std::thread thread_;
+  std::atomic<bool> stops_{false};  // for `send_`
+  Worker worker_;
 };
 
 }  // namespace verbatim::rma

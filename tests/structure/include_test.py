@@ -20,14 +20,15 @@ HOST = BASE | {"softverbs/host"}
 
 ALLOWED = {
     "base": set(),
+    "runtime": BASE,
     "verbs": BASE,
     "wire": BASE,
     "net/diagnose": DIAGNOSE,
     "net/transfer": TRANSFER,
     "net/connect": CONNECT,
-    "net/monitor": CONNECT,
+    "net/monitor": CONNECT | {"runtime"},
     "net/context": CONNECT | {"net/connect", "net/monitor"},
-    "rma": CONNECT | {"net/connect", "net/context", "net/monitor"},
+    "rma": CONNECT | {"net/connect", "net/context", "net/monitor", "runtime"},
     "plugin": CONNECT | {"net/context", "rma", "nccl"},
     "softverbs/host": BASE,
     "softverbs/files": HOST,

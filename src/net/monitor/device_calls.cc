@@ -1,12 +1,17 @@
 #include "net/monitor/device_calls.h"
 
-#include <pthread.h>
-
 #include <utility>
 
 #include "net/monitor/device_events.h"
 
 namespace verbatim {
+
+DeviceCalls::DeviceCalls(ConnectionTable& table, const Device* device, std::uint32_t index)
+    : device_(device), index_(index), worker_("verbatim-verbs", [this, &table] {
+        const MutexLock lock(table.mutex);
+        make_call(table);
+        return has_calls() ? 0 : Worker::kNever;
+      }) {}
 
 void DeviceCalls::request_qp_state(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now) {
   if (connection.qp_state_requested) return;
@@ -47,59 +52,44 @@ void DeviceCalls::withdraw(ConnectionTable& table, MonitoredConnection& connecti
 }
 
 void DeviceCalls::start(ConnectionTable& table) noexcept {
-  if (running_ || (!events_requested_ && requests_ == nullptr && closed_.empty())) return;
-  running_ = true;
-  if (thread_.joinable()) thread_.join();  // it has found no more calls and returns
-  try {
-    thread_ = std::thread([this, &table] {
-      ::pthread_setname_np(::pthread_self(), "verbatim-verbs");
-      const MutexLock lock(table.mutex);
-      run(table);
-    });
-  } catch (...) {
-    run(table);
-  }
+  if (!has_calls() || worker_.wake()) return;
+  while (has_calls()) make_call(table);
 }
 
-void DeviceCalls::run(ConnectionTable& table) noexcept {
-  while (true) {
-    if (std::exchange(events_requested_, false)) {
-      table.mutex.unlock();
-      read_device_events(table, *device_, index_);
-      table.mutex.lock();
-    } else if (requests_ != nullptr) {
-      MonitoredConnection& connection = *std::exchange(requests_, requests_->next_request);
-      connection.calls_requested = false;
-      connection.calls_run = true;
-      const bool reads_state = connection.qp_state_requested;
-      const bool renews = std::exchange(connection.renewal_requested, false);
-      const bool advances = std::exchange(connection.advance_requested, false);
-      table.mutex.unlock();
-      const ibv_qp_state state = reads_state ? connection.comm->qp_state() : IBV_QPS_UNKNOWN;
-      if (renews) connection.comm->renew_lanes();
-      if (advances) connection.comm->advance_for_idle();
-      table.mutex.lock();
-      connection.calls_run = false;
-      if (reads_state) {
-        connection.qp_state = state;
-        connection.qp_state_requested = false;
-        --table.open_qp_state_requests;
-        connection.stall_check_ns = 0;
-      }
-      table.mark_changed(connection);
-      table.changed.notify_all();
-      table.poller.wake();
-    } else if (!closed_.empty()) {
-      ConnectionTable::Connections::node_type closed = closed_.extract(closed_.begin());
-      table.mutex.unlock();
-      closed.mapped().closing.reset();
-      table.mutex.lock();
-      --table.closing.find(closed.mapped().owner)->second;
-      table.changed.notify_all();
-    } else {
-      running_ = false;
-      return;
+void DeviceCalls::make_call(ConnectionTable& table) noexcept {
+  if (std::exchange(events_requested_, false)) {
+    table.mutex.unlock();
+    read_device_events(table, *device_, index_);
+    table.mutex.lock();
+  } else if (requests_ != nullptr) {
+    MonitoredConnection& connection = *std::exchange(requests_, requests_->next_request);
+    connection.calls_requested = false;
+    connection.calls_run = true;
+    const bool reads_state = connection.qp_state_requested;
+    const bool renews = std::exchange(connection.renewal_requested, false);
+    const bool advances = std::exchange(connection.advance_requested, false);
+    table.mutex.unlock();
+    const ibv_qp_state state = reads_state ? connection.comm->qp_state() : IBV_QPS_UNKNOWN;
+    if (renews) connection.comm->renew_lanes();
+    if (advances) connection.comm->advance_for_idle();
+    table.mutex.lock();
+    connection.calls_run = false;
+    if (reads_state) {
+      connection.qp_state = state;
+      connection.qp_state_requested = false;
+      --table.open_qp_state_requests;
+      connection.stall_check_ns = 0;
     }
+    table.mark_changed(connection);
+    table.changed.notify_all();
+    table.poller.wake();
+  } else if (!closed_.empty()) {
+    ConnectionTable::Connections::node_type closed = closed_.extract(closed_.begin());
+    table.mutex.unlock();
+    closed.mapped().closing.reset();
+    table.mutex.lock();
+    --table.closing.find(closed.mapped().owner)->second;
+    table.changed.notify_all();
   }
 }
 

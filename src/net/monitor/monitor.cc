@@ -1,15 +1,10 @@
 #include "net/monitor/monitor.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <cerrno>
 #include <climits>
-#include <csignal>
 #include <cstdio>
 #include <cstring>
-#include <new>
-#include <system_error>
 #include <utility>
 
 #include "base/clock.h"
@@ -19,6 +14,7 @@
 #include "net/monitor/graceful_closes.h"
 #include "net/monitor/lost_channels.h"
 #include "net/monitor/peer_messages.h"
+#include "runtime/worker.h"
 
 namespace verbatim {
 namespace {
@@ -49,7 +45,8 @@ Result<std::unique_ptr<Monitor>> Monitor::start(std::span<const std::unique_ptr<
   std::unique_ptr<Monitor> monitor(new Monitor(devices, settings));
   if (const Status opened = monitor->open(settings); !opened) return opened.error();
   monitor->open_state_sockets(settings);
-  if (const Status started = monitor->start_thread(); !started) return started.error();
+  const Status started = start_thread(monitor->thread_, "verbatim", [self = monitor.get()] { self->run(); });
+  if (!started) return started.error();
   return monitor;
 }
 
@@ -79,7 +76,7 @@ Status Monitor::open(const MonitorSettings& settings) {
   for (std::uint32_t i = 0; i < devices_.size(); ++i) {
     const Device& device = *devices_[i];
     if (const Status opened = open_device_events(table_, device, i); !opened) return opened.error();
-    calls_of_device_.push_back(&device_calls_.try_emplace(DeviceSet{i}, &device, i).first->second);
+    calls_of_device_.push_back(&device_calls_.try_emplace(DeviceSet{i}, table_, &device, i).first->second);
   }
   return {};
 }
@@ -104,24 +101,6 @@ void Monitor::open_state_sockets(const MonitorSettings& settings) {
   if (!settings.state_socket.empty()) open(settings.state_socket, "VERBATIM_STATE_SOCKET", true);
 }
 
-Status Monitor::start_thread() {
-  // Threads inherit the mask: no signal of the application may be handled on a thread of the plugin.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
-  Status started;
-  try {
-    thread_ = std::thread([this] { run(); });
-  } catch (const std::system_error& error) {
-    started = system_error("pthread_create", error.code().value());
-  } catch (const std::bad_alloc&) {
-    started = system_error("pthread_create", ENOMEM);
-  }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  return started;
-}
-
 Status Monitor::watch(Comm& comm, const void* owner) {
   const Result<bool> ask_device = add(comm, owner);
   if (!ask_device) return ask_device.error();
@@ -142,7 +121,7 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
     ask_device = ask_device || table_.earlier_failures[i].unowned_queue;
   }
   table_.closing.try_emplace(owner, 0);
-  DeviceCalls& calls = device_calls_.try_emplace(used, nullptr, 0U).first->second;
+  DeviceCalls& calls = device_calls_.try_emplace(used, table_, nullptr, 0U).first->second;
   const int fd = comm.side_channel().get();
   table_.deadlines.prepare();
   MonitoredConnection& connection = table_.connections[fd];
@@ -286,7 +265,6 @@ std::uint64_t Monitor::visits() {
 }
 
 void Monitor::run() noexcept {
-  ::pthread_setname_np(::pthread_self(), "verbatim");
   int timeout_ms = 0;
   while (true) {
     table_.poller.wait(timeout_ms, [this](PollSource source, std::uint32_t id) { handle(source, id); });

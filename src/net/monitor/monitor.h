@@ -95,7 +95,6 @@ class Monitor final : public CommObserver {
   void open_state_sockets(const MonitorSettings& settings);
   // The monitor looks at the comm's connection, if it watches it, at its next wake-up, which is now.
   void attend_soon(Comm& comm) noexcept VERBATIM_EXCLUDES(table_.mutex);
-  Status start_thread();
   // Returns whether QPs that no watched comm had at that time have failed before.
   Result<bool> add(Comm& comm, const void* owner) VERBATIM_EXCLUDES(table_.mutex);
 
