@@ -277,8 +277,8 @@ class Comm {
   virtual void stop_port(std::size_t) noexcept {}
   // Whether the sends of a sender, or the posted receives of a receiver, have completed on the lane.
   virtual bool lane_drained(std::size_t lane) const = 0;
-  // No lane is being drained.
-  virtual void lanes_drained() noexcept {}
+  // What lanes that have failed carried into GPU memory is there.
+  virtual void late_bytes_have_come() noexcept {}
   // This end is fenced: what it reports to the peer.
   virtual wire::LaneReport lane_report(std::size_t lane) = 0;
   // Both ends are fenced: nothing that was posted on the lane has an effect any more. nullopt: the peer has closed the
@@ -412,7 +412,7 @@ class Comm {
   bool link_goes_down(std::size_t qp) const;
   void advance_lanes(bool all_polled);
   void receive_lane_notices();
-  void advance_lane(std::size_t lane);
+  void advance_lane(std::size_t lane, bool may_be_late);
   void adopt_new_qps(std::size_t lane);
   void lane_joined(std::size_t lane);
   void log_lane_up(std::size_t lane) const;
@@ -446,7 +446,8 @@ class Comm {
   bool probe_was_answered_ = false;  // one of several that are outstanding
   CommObserver* observer_ = nullptr;
   SingleWriter<std::uint32_t> pings_left_;
-  bool recovering_ = false;  // a lane has failed, and what is missing is not posted again
+  bool recovering_ = false;                 // a lane has failed, and what is missing is not posted again
+  std::atomic<bool> device_memory_{false};  // has been registered
   // Held while the data path replaces QPs of the endpoint, and where other threads read them. DeviceCalls alone
   // destroys QPs that were replaced.
   mutable Mutex qps_mutex_;

@@ -14,6 +14,9 @@ namespace {
 
 // The completion, or the peer's word, that says why work requests were flushed may come this much later.
 constexpr std::uint64_t kCauseWaitNs = 500 * kNanosecondsPerMillisecond;
+// A NIC does not wait until its writes have arrived in GPU memory, and says so only by a READ over the same port.
+// This is longer than a write stays on a bus.
+constexpr std::uint64_t kLateBytesNs = 10 * kNanosecondsPerMillisecond;
 
 }  // namespace
 
@@ -338,6 +341,7 @@ void Comm::fence_lane(std::size_t lane) noexcept {
           diagnose(IBV_EVENT_DEVICE_FATAL, path), path};
     });
   }
+  failover_->fenced_ns = monotonic_ns();
   try {
     if (failover_->was_used(lane)) failover_->begin_outage(lane);
     stop_lane(lane);
@@ -380,18 +384,18 @@ void Comm::process_lanes(bool all_polled) noexcept {
 
 void Comm::advance_lanes(bool all_polled) {
   receive_lane_notices();
+  const bool may_be_late = kind_ == CommKind::kRecv && device_memory_.load(std::memory_order_relaxed) &&
+                           monotonic_ns() - failover_->fenced_ns < kLateBytesNs;
+  if (!may_be_late) late_bytes_have_come();
   bool recovering = false;  // until both ends have fenced a lane
-  bool drained = true;
   for (std::size_t lane = 0; lane < failover_->lanes() && error() == nullptr; ++lane) {
-    advance_lane(lane);
+    advance_lane(lane, may_be_late);
     // QPs that were in ERR for so long have no completions left when all have been polled.
     if (all_polled && failover_->state(lane) == LaneState::kDown) adopt_new_qps(lane);
     const LaneState state = failover_->state(lane);
-    drained = drained && state != LaneState::kDraining;
     const bool fences = state == LaneState::kDraining || state == LaneState::kFenced;
     recovering = recovering || (fences && failover_->was_used(lane));
   }
-  if (drained) lanes_drained();
   if (awaits_cause()) return;
   if (recovering || failover_->working() == 0 || error() != nullptr) return;
   if (recovering_) {
@@ -401,7 +405,7 @@ void Comm::advance_lanes(bool all_polled) {
   }
   failure_state_.clear_flag(kLanes);
   // A notice may have come since take(), or new QPs.
-  bool pending = failover_->notices.pending();
+  bool pending = may_be_late || failover_->notices.pending();
   for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
     pending = pending || (failover_->state(lane) == LaneState::kDown && failover_->renewal.ready(lane));
   }
@@ -446,8 +450,8 @@ void Comm::receive_lane_notices() {
   }
 }
 
-void Comm::advance_lane(std::size_t lane) {
-  if (failover_->state(lane) == LaneState::kDraining && lane_drained(lane)) {
+void Comm::advance_lane(std::size_t lane, bool may_be_late) {
+  if (failover_->state(lane) == LaneState::kDraining && lane_drained(lane) && !may_be_late) {
     failover_->set_state(lane, LaneState::kFenced);
     if (!failover_->notices.reported(lane)) failover_->notices.send_report(lane_report(lane));
     if (observer_ != nullptr) observer_->lanes_changed(*this);

@@ -3,6 +3,7 @@
 //
 //   kWorking   --failed completion, port event, the peer's kLaneDown--> kDraining   QPs to ERR, kLaneDown to the peer
 //   kDraining  --its sends, or its receives, have completed--> kFenced              kLaneFenced to the peer
+//              A receiver with GPU memory waits for what its NIC may still hold back
 //   kFenced    --the peer's kLaneFenced--> kDown                                    what is missing is posted again
 //   kDown      --new QPs (lane_renewal.h)--> kJoining                               messages may arrive
 //   kJoining   --WRITEs of 0 bytes have completed, the sender's word--> kWorking    used again
@@ -175,6 +176,7 @@ class Failover {
   Watch& watch(std::size_t lane) { return lanes_[lane].watch; }
   // No lane works. Any thread.
   std::atomic<bool> waits{false};
+  std::uint64_t fenced_ns = 0;  // when QPs of any lane were last moved to ERR
   // The monitor's: how long, and when it last added to that; 0: not yet.
   std::uint64_t waited_ns = 0;
   std::uint64_t last_look_ns = 0;

@@ -50,7 +50,7 @@ bool FlushQueue::uses(const ibv_qp& qp) const {
          std::any_of(state->qps.begin(), state->qps.end(), [&](const UniqueQp& own) { return own.get() == &qp; });
 }
 
-Request* FlushQueue::post(const void* data, const MemoryKeys& memory, int& returned, std::size_t& port) {
+Request* FlushQueue::post(const void* data, const MemoryKeys& memory, bool hold, int& returned, std::size_t& port) {
   State& state = *active_.load(std::memory_order_acquire);
   returned = 0;
   if (state.free_slots.empty()) return nullptr;
@@ -79,7 +79,10 @@ Request* FlushQueue::post(const void* data, const MemoryKeys& memory, int& retur
     }
     ++slot.reads_left;
   }
-  if (slot.reads_left == 0) slot.reads_left = slot.held = 1;  // as if its READ had failed
+  if (hold || slot.reads_left == 0) {  // as if a READ had failed
+    ++slot.reads_left;
+    ++slot.held;
+  }
   state.free_slots.pop_back();
   ++in_use_;
   return &slot;

@@ -33,10 +33,10 @@ class FlushQueue {
   // Any thread.
   bool uses(const ibv_qp& qp) const;
 
-  // Posts a READ of the byte at `data` on every port, because each may have carried a part of the data. While all ports
-  // are left out, the flush is done at complete_held(). nullptr when no slot is free, or when posting on `port` failed:
-  // then `returned` is not 0.
-  Request* post(const void* data, const MemoryKeys& memory, int& returned, std::size_t& port);
+  // Posts a READ of the byte at `data` on every port, because each may have carried a part of the data. With `hold`,
+  // and while all ports are left out, the flush is not done before complete_held(). nullptr when no slot is free, or
+  // when posting on `port` failed: then `returned` is not 0.
+  Request* post(const void* data, const MemoryKeys& memory, bool hold, int& returned, std::size_t& port);
 
   // The READ with this `wr_id` has completed.
   void complete(std::uint64_t wr_id);
@@ -45,7 +45,7 @@ class FlushQueue {
   // `device`: of the port.
   void leave_out(std::size_t port, const Device& device);
   // This READ of a port that is left out has failed. What its device wrote before cannot be flushed: the READ counts as
-  // complete at complete_held(), when the port's lanes have been drained, which takes longer than a write on the bus.
+  // complete at complete_held(), when all of it has had the time to come.
   void hold(std::uint64_t wr_id);
   void complete_held();
   // Whether this flush waits for that.

@@ -220,7 +220,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   }
   void use_lane(std::size_t lane) override;
   bool needs_flush_qp(std::size_t port) const override { return flush_.prepared() && flush_.is_left_out(port); }
-  void lanes_drained() noexcept override { flush_.complete_held(); }
+  void late_bytes_have_come() noexcept override { flush_.complete_held(); }
   std::optional<std::uint32_t> all_arrived() const override;
   void use_cts_queue(std::size_t queue);
   void rewrite_ring();

@@ -39,7 +39,8 @@ Request* RecvComm::iflush(const void* data, const MemoryKeys& memory) {
   if (!flush_.prepared() && !prepare_flushes()) return nullptr;
   int returned = 0;
   std::size_t port = 0;
-  Request* request = flush_.post(data, memory, returned, port);
+  // What came over a lane that has failed may not be there yet, and its port may be left out.
+  Request* request = flush_.post(data, memory, lanes_change(), returned, port);
   if (request != nullptr && FlushQueue::is_held(*request)) failure_state_.set_flag(kLanes);  // until complete_held()
   if (request == nullptr) {
     if (returned != 0) {

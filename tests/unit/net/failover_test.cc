@@ -92,6 +92,39 @@ TEST(Failover, PortEvent_NothingWaitsForRetries) {
            {{"VERBATIM_TIMEOUT", "22"}, {"VERBATIM_RETRY_CNT", "7"}});
 }
 
+// What the NIC of a lane has accepted may come into GPU memory late: until then nothing is posted again, and no flush
+// is done.
+TEST(Failover, DeviceMemory_ReceiverWaitsForLateBytes) {
+  for (const auto& [flushes, more] : {std::pair{false, test::Variables{}}, {true, {}}, {true, kAtomics}}) {
+    SCOPED_TRACE(flushes);
+    survives("link-down device=1 after=20", more, 1, [flushes = flushes] {
+      using Clock = std::chrono::steady_clock;
+      constexpr std::chrono::milliseconds kLate(10);
+      std::vector<std::uint8_t> buffer(64);
+      Traffic traffic;
+      ConnectedComms& link = traffic.link;
+      const std::unique_ptr<MemoryHandle> memory = link.reg(link.recv(), buffer, MemoryType::kCuda);
+      Clock::time_point working;  // the last time that the receiver used both lanes
+      EXPECT_TRUE(traffic.is_reached([&] {
+        if (link.recv().lanes_down() == 0) working = Clock::now();
+        return link.recv().lanes_down() == 1;
+      }));
+      if (flushes) {  // while the sender makes no call
+        Request* const flush = link.recv().iflush(buffer.data(), *memory);
+        ASSERT_NE(flush, nullptr);
+        EXPECT_TRUE(ConnectedComms::eventually([&] {
+          int done = 0;
+          RecvComm::test_flush(*flush, &done);
+          return done == 1;
+        }));
+        EXPECT_GE(Clock::now() - working, kLate);
+      }
+      EXPECT_TRUE(traffic.is_reached([&] { return link.send().lanes_down() == 1 && !link.send().lanes_change(); }));
+      EXPECT_GE(Clock::now() - working, kLate);
+    });
+  }
+}
+
 TEST(Failover, SeveralQpsALane_EveryByteArrives) {
   const test::Variables qps = {{"VERBATIM_QPS_PER_CONNECTION", "3"}};
   for (int nth = 1; nth < kMessages / 2; nth += step()) {
