@@ -75,10 +75,10 @@ bool ContextSet::is_end_of_lane(const ibv_wc& completion) noexcept {
 void ContextSet::complete_of_lanes(std::uint64_t id, bool works) noexcept {
   const std::uint32_t lane = WorkId::lane(id);
   if (WorkId::is_probe(id)) return failover_->probe_ended(WorkId::peer(id), lane, works);
-  // Also after a failure: bytes of a peer that still writes over this port are not covered.
   Request& request = queues_[WorkId::context(id) * queues_per_context_ + paths_.size()].slots[WorkId::slot(id)];
   --flushes_under_way_[lane];
   --request.posted;
+  if (!works) begin_reads(request, 1U << lane);  // it has flushed nothing
   if (request.posted == 0 && request.unread == 0) end_operation(request);
 }
 
@@ -112,9 +112,9 @@ void ContextSet::post_reads() noexcept {
   }
 }
 
-// False: the send queue has no room now.
+// False: not yet. Without the lane to oneself it waits until no peer writes over the port.
 bool ContextSet::post_read(Request& request, std::uint32_t port) noexcept {
-  if (!failover_->is_used(request.queue->peer, port)) return true;
+  if (!failover_->is_used(request.queue->peer, port)) return !failover_->is_open(port);
   if (flushes_under_way_[port] >= flush_work_) return false;
   WorkRequest work;
   work.request.sg_list = &work.segment;

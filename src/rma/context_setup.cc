@@ -387,7 +387,7 @@ void ContextSetup::prepare_failover() {
   }
   for (const FailedLane& failed : failed_lanes_) {
     static_cast<void>(
-        set_->failover_->lane_failed(failed.peer, failed.lane, Failover::Last::kKeep, to_string(failed.error)));
+        set_->failover_->lane_failed(failed.peer, failed.lane, Failover::Last::kLeave, to_string(failed.error)));
   }
 }
 

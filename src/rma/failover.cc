@@ -49,6 +49,15 @@ Failover::Failover(const ContextSet& set, const Config& config, const std::vecto
 }
 
 bool Failover::has_other(std::uint32_t peer, std::uint32_t lane) const {
+  const auto is_used_there = [&](std::uint32_t of, bool over_port) {
+    for (std::uint32_t one = 0; one < lane_counts_[of]; ++one) {
+      if ((one % lane_counts_.back() == lane) == over_port && is_used(of, one)) return true;
+    }
+    return false;
+  };
+  for (std::uint32_t rank = 0; set_.is_own(peer) && rank < peer; ++rank) {
+    if (is_used_there(rank, true) && !is_used_there(rank, false)) return false;
+  }
   for (std::uint32_t other = 0; other < lane_counts_[peer]; ++other) {
     if (other != lane && is_used(peer, other)) return true;
   }
@@ -86,11 +95,28 @@ void Failover::begin_failure(std::uint32_t peer, std::uint32_t lane) {
     to_leave_ += failed.left ? 0U : 1U;
   }
   wake_worker();
+  for (std::uint32_t other = 0; set_.is_own(peer) && other < peer; ++other) {
+    for (std::uint32_t with = lane; with < lane_counts_[other]; with += lane_counts_[peer]) {
+      if (at(other, with).step != Step::kFailed) begin_failure(other, with);
+    }
+  }
+}
+
+bool Failover::is_open(std::uint32_t port) const {
+  const MutexLock lock(mutex_);
+  for (std::uint32_t peer = 0; peer < lane_counts_.size(); ++peer) {
+    for (std::uint32_t lane = port; lane < lane_counts_[peer]; lane += lane_counts_.back()) {
+      const Lane& one = at(peer, lane);
+      if (one.step == Step::kFailed ? !one.fenced : !set_.is_own(peer) || one.step == Step::kUsed) return true;
+    }
+  }
+  return false;
 }
 
 bool Failover::lane_failed(std::uint32_t peer, std::uint32_t lane, Last last, const std::string& why,
                            const char* next) {
   std::uint32_t other = kNoLane;
+  std::ptrdiff_t alone = 0;
   {
     const MutexLock lock(mutex_);
     const Lane& failed = at(peer, lane);
@@ -99,44 +125,55 @@ bool Failover::lane_failed(std::uint32_t peer, std::uint32_t lane, Last last, co
     if (failed.step == Step::kUsed && !has_other(peer, lane) && !may_wait) return false;
     begin_failure(peer, lane);
     other = lane_for(peer);
+    alone = std::count(first_used_.get(), first_used_.get() + lane_counts_.size() - 1, kNoLane);
   }
+  std::string with = set_.is_own(peer) ? "; the lanes to other ranks over this port are left with it" : "";
+  if (set_.is_own(peer) && alone != 0) with += ", and " + std::to_string(alone) + " ranks have no other one";
   const std::string then =
       other != kNoLane
           ? "lane " + std::to_string(other + 1) + " (" + set_.lane_port(other).name + ") is used until it works again"
           : "no other lane works, so operations wait for one, " + std::to_string(config_.reconnect_s) +
                 " s at most (VERBATIM_RECONNECT_S)";
-  VERBATIM_WARN("RMA from rank %u to %s: lane %u of %u (%s) has failed: %s; %s. Next: %s", set_.own_rank(),
+  VERBATIM_WARN("RMA from rank %u to %s: lane %u of %u (%s) has failed: %s%s; %s. Next: %s", set_.own_rank(),
                 set_.name_of_peer(peer).c_str(), lane + 1, lane_counts_[peer], set_.lane_port(lane).name.c_str(),
-                why.c_str(), then.c_str(), next);
+                why.c_str(), with.c_str(), then.c_str(), next);
   return true;
 }
 
+Failover::PortLeft Failover::leave_port(std::uint32_t port) {
+  PortLeft ranks;
+  for (std::uint32_t peer = 0; peer < lane_counts_.size(); ++peer) {
+    bool was_used = false;
+    bool is_kept = false;
+    for (std::uint32_t lane = port; lane < lane_counts_[peer]; lane += lane_counts_.back()) {
+      const Step step = at(peer, lane).step;
+      was_used = was_used || step == Step::kUsed;
+      is_kept = step == Step::kUsed && !has_other(peer, lane);
+      if (step != Step::kFailed && !is_kept) begin_failure(peer, lane);
+    }
+    if (was_used && !set_.is_own(peer)) ++(is_kept ? ranks.without : ranks.with_other);
+  }
+  return ranks;
+}
+
 void Failover::port_down(const Device& device, std::uint8_t port) {
-  std::size_t left = 0;
-  std::size_t last = 0;
+  PortLeft ranks;
   const Port* used = nullptr;
   {
     const MutexLock lock(mutex_);
-    for (std::uint32_t peer = 0; peer < lane_counts_.size(); ++peer) {
-      for (std::uint32_t lane = 0; lane < lane_counts_[peer]; ++lane) {
-        const Port& own = set_.lane_port(lane);
-        const Step step = at(peer, lane).step;
-        if (own.device != &device || own.port_num != port || step == Step::kFailed) continue;
-        used = &own;
-        if (step == Step::kUsed && !has_other(peer, lane)) {
-          last += set_.is_own(peer) ? 0U : 1U;
-          continue;
-        }
-        begin_failure(peer, lane);
-        left += set_.is_own(peer) || step != Step::kUsed ? 0U : 1U;
-      }
+    for (std::uint32_t index = 0; index < lane_counts_.back(); ++index) {
+      const Port& own = set_.lane_port(index);
+      if (own.device != &device || own.port_num != port) continue;
+      used = &own;
+      ranks = leave_port(index);
+      break;
     }
   }
-  if (left == 0) return;
+  if (ranks.with_other == 0) return;
   VERBATIM_WARN(
       "RMA at rank %u: the link of %s is down: its lanes to %zu ranks are not used until it is up again, and %zu ranks "
       "have no other one. Next: look at this port, its cable and its switch",
-      set_.own_rank(), used->name.c_str(), left, last);
+      set_.own_rank(), used->name.c_str(), ranks.with_other, ranks.without);
 }
 
 void Failover::gids_changed(const Device& device, std::uint8_t port) {
@@ -208,7 +245,8 @@ void Failover::receive(std::uint32_t peer, const wire::RmaLane& message) {
 std::vector<Failover::Left> Failover::take_lanes_to_leave() {
   std::vector<Left> lanes;
   const MutexLock lock(mutex_);
-  changed_ = false;
+  changed_ = retry_ns_ != 0;
+  if (retry_ns_ != 0) wake_worker();
   for (std::uint32_t peer = 0; peer < lane_counts_.size(); ++peer) {
     for (std::uint32_t lane = 0; lane < lane_counts_[peer]; ++lane) {
       const Lane& failed = at(peer, lane);
@@ -245,12 +283,10 @@ void Failover::use(std::uint32_t peer, std::uint32_t lane) {
   change(at(peer, lane), Step::kUsed);
   at(peer, lane).entered = set_.is_own(peer);  // flushes enter all lanes to oneself
   set_used(peer, lane, true);
-  // Those that were kept because there was no other one.
-  const std::uint64_t now = monotonic_ns();
-  for (std::uint32_t other = 0; other < lane_counts_[peer]; ++other) {
-    const Port& port = set_.lane_port(other);
-    if (other == lane || at(peer, other).step != Step::kUsed) continue;
-    if (port.device->history().link_since(port.port_num, 0, now).down) begin_failure(peer, other);
+  // Lanes that were kept because there was no other one.
+  for (std::uint32_t port = 0; port < lane_counts_.back(); ++port) {
+    const Port& own = set_.lane_port(port);
+    if (own.device->history().link_since(own.port_num, 0, monotonic_ns()).down) leave_port(port);
   }
 }
 
@@ -261,17 +297,25 @@ void Failover::probe_ended(std::uint32_t peer, std::uint32_t lane, bool works) {
     probed.probing = false;
     wake_worker();
     if (probed.step != Step::kProbed) return;
-    if (!works) return begin_failure(peer, lane);
-    use(peer, lane);
+    works ? use(peer, lane) : begin_failure(peer, lane);
+    works = is_used(peer, lane);
   }
-  VERBATIM_INFO("RMA from rank %u to %s: lane %u of %u (%s) works again", set_.own_rank(),
-                set_.name_of_peer(peer).c_str(), lane + 1, lane_counts_[peer], set_.lane_port(lane).name.c_str());
+  if (!works && !set_.is_own(peer)) return;
+  const char* const now = !works ? "does not come back yet; the lanes to other ranks over this port are left"
+                          : set_.is_own(peer) ? "can be used again"
+                                              : "works again";
+  VERBATIM_INFO("RMA from rank %u to %s: lane %u of %u (%s) %s", set_.own_rank(), set_.name_of_peer(peer).c_str(),
+                lane + 1, lane_counts_[peer], set_.lane_port(lane).name.c_str(), now);
 }
 
 void Failover::wake_worker() {
-  if (worker_.wake()) return;
-  VERBATIM_WARN("RMA at rank %u: no thread could be started to leave a lane; that is tried again with the next one",
-                set_.own_rank());
+  if (monotonic_ns() < retry_ns_) return;
+  const Status woken = worker_.wake();
+  retry_ns_ = woken ? 0 : monotonic_ns() + kRetryNs;
+  if (woken) return;
+  changed_ = true;
+  VERBATIM_WARN("RMA at rank %u: no thread could be started to leave a lane: %s; that is tried again", set_.own_rank(),
+                to_string(woken.error()).c_str());
 }
 
 Failover::Action Failover::action_of(const Lane& lane, bool own, std::uint64_t now, std::uint64_t& due_ns) const {
@@ -317,29 +361,30 @@ std::uint64_t Failover::advance() noexcept {
       job = next_job(monotonic_ns(), due_ns);
       if (job.action == Action::kNothing) return due_ns;
     }
-    perform(job);
+    switch (job.action) {
+      case Action::kCheckGid:
+        check_gid(job);
+        break;
+      case Action::kFence:
+        fence_all();
+        break;
+      case Action::kOffer:
+        offer(job);
+        break;
+      case Action::kConnect:
+        connect(job);
+        break;
+      case Action::kProbe:
+        probe(job);
+        break;
+      case Action::kNothing:
+        break;
+    }
     return 0;
   } catch (...) {
     VERBATIM_WARN("RMA at rank %u: no memory for a lane to %u; it is tried again", set_.own_rank(), job.peer);
     put_off(job, kRetryNs);
     return monotonic_ns() + kRetryNs;
-  }
-}
-
-void Failover::perform(const Job& job) {
-  switch (job.action) {
-    case Action::kCheckGid:
-      return check_gid(job);
-    case Action::kFence:
-      return fence_all();
-    case Action::kOffer:
-      return offer(job);
-    case Action::kConnect:
-      return connect(job);
-    case Action::kProbe:
-      return probe(job);
-    case Action::kNothing:
-      break;
   }
 }
 
@@ -350,28 +395,19 @@ void Failover::send(const Job& job, wire::RmaLane message) const {
   send_(job.peer, message, stops_);
 }
 
-std::vector<Failover::Job> Failover::jobs_to_fence() {
-  std::vector<Job> jobs;
-  const MutexLock lock(mutex_);
-  for (std::uint32_t peer = 0; peer < lane_counts_.size(); ++peer) {
-    for (std::uint32_t index = 0; index < lane_counts_[peer]; ++index) {
-      const Lane& lane = at(peer, index);
-      if (lane.step != Step::kFailed || lane.fenced) continue;
-      jobs.push_back({.action = Action::kFence,
-                      .peer = peer,
-                      .lane = index,
-                      .round = lane.round,
-                      .changes = lane.changes,
-                      .connected = lane.connected,
-                      .expected = lane.expected});
-    }
-  }
-  return jobs;
-}
-
 // A port that is lost is that of a lane to every rank: all of them wait together.
 void Failover::fence_all() {
-  const std::vector<Job> jobs = jobs_to_fence();
+  std::vector<Job> jobs;
+  {
+    const MutexLock lock(mutex_);
+    for (std::uint32_t peer = 0; peer < lane_counts_.size(); ++peer) {
+      for (std::uint32_t index = 0; index < lane_counts_[peer]; ++index) {
+        const Lane& lane = at(peer, index);
+        if (lane.step != Step::kFailed || lane.fenced) continue;
+        jobs.push_back({Action::kFence, peer, index, lane.round, lane.changes, lane.connected, lane.expected});
+      }
+    }
+  }
   std::vector<std::vector<LaneQp>> moved;
   for (const Job& job : jobs) {
     const Device& device = *set_.lane_port(job.lane).device;
@@ -473,7 +509,6 @@ void Failover::connect(const Job& job) {
       lane.first = theirs.psns;
       lane.connected = set_.contexts();
       change(lane, Step::kConnected);
-      if (set_.is_own(job.peer)) use(job.peer, job.lane);
     } else {
       begin_failure(job.peer, job.lane);
     }

@@ -16,9 +16,13 @@
 // lane to oneself needs no messages. A late packet of an earlier round has no effect: the PSNs of a round begin far
 // from the last ones.
 //
-// The last lane to a rank fails only when the NIC's retries are used up, or by a message of the peer. Then operations
-// wait until a lane comes back, VERBATIM_RECONNECT_S at most. Any thread; the verbs are called by a worker, which has
-// no thread when all lanes can be used.
+// What has come into GPU memory over a port is known to be there only by a READ over it (ContextSet::post_reads). So
+// the lanes to other ranks over a port are left each time that the one to oneself fails, or does not come back.
+//
+// The last lane to a rank fails only when the NIC's retries are used up, when the GID of its port has changed, with the
+// one to oneself, or by a message of the peer. Then operations wait until a lane comes back, VERBATIM_RECONNECT_S at
+// most. Any thread; the verbs are called by a worker, which has a thread only while there is something to do, or to be
+// done at some time.
 #pragma once
 
 #include <atomic>
@@ -76,6 +80,8 @@ class Failover {
 
   // Without a lock.
   bool is_used(std::uint32_t peer, std::uint32_t lane) const { return at(peer, lane).used.load(); }
+  // False: nothing of any rank comes over this port, and nothing has come for 10 ms.
+  bool is_open(std::uint32_t port) const VERBATIM_EXCLUDES(mutex_);
   // The lane to post on; kNoLane: none can be used now.
   std::uint32_t lane_for(std::uint32_t peer) const { return first_used_[peer].load(); }
 
@@ -140,8 +146,15 @@ class Failover {
   };
 
   Lane& at(std::uint32_t peer, std::uint32_t lane) const { return lanes_[peer][lane]; }
+  // Whether this lane can be left without a wait. That to oneself: by all ranks that it takes with it.
   bool has_other(std::uint32_t peer, std::uint32_t lane) const;
   void begin_failure(std::uint32_t peer, std::uint32_t lane) VERBATIM_REQUIRES(mutex_);
+  // Ranks whose lane over a port was left, and those whose lane was kept because they have no other one.
+  struct PortLeft {
+    std::size_t with_other = 0;
+    std::size_t without = 0;
+  };
+  PortLeft leave_port(std::uint32_t port) VERBATIM_REQUIRES(mutex_);
   void set_used(std::uint32_t peer, std::uint32_t lane, bool used) VERBATIM_REQUIRES(mutex_);
   void use(std::uint32_t peer, std::uint32_t lane) VERBATIM_REQUIRES(mutex_);
   void change(Lane& lane, Step step) VERBATIM_REQUIRES(mutex_);
@@ -152,9 +165,7 @@ class Failover {
       VERBATIM_REQUIRES(mutex_);
   // The next job; with none, the worker waits until `due_ns`.
   Job next_job(std::uint64_t now, std::uint64_t& due_ns) VERBATIM_REQUIRES(mutex_);
-  void perform(const Job& job) VERBATIM_EXCLUDES(mutex_);
   void check_gid(const Job& job) VERBATIM_EXCLUDES(mutex_);
-  std::vector<Job> jobs_to_fence() VERBATIM_EXCLUDES(mutex_);
   void fence_all() VERBATIM_EXCLUDES(mutex_);
   void fence(const Job& job, const std::vector<LaneQp>& qps) VERBATIM_EXCLUDES(mutex_);
   void offer(const Job& job) VERBATIM_EXCLUDES(mutex_);
@@ -173,6 +184,8 @@ class Failover {
   std::atomic<bool> changed_{false};
   mutable Mutex mutex_;
   std::atomic<bool> stops_{false};  // for `send_`
+  // When to try again to start a thread; 0: that has not failed.
+  std::uint64_t retry_ns_ VERBATIM_GUARDED_BY(mutex_) = 0;
   Worker worker_;
 };
 

@@ -159,7 +159,8 @@ void StallWatch::check_peer(const StallSettings& settings, std::size_t peer, std
                (failover->lane_for(queue.peer) == kNoLane ? no_lane_limit_ns_ : kAnswerLimitNs)) {
       return fail_without_lane(queue, now - watched.lane_failed_ns);
     }
-    if (lane_timeout_ns_ != 0 && is_polled(now)) {
+    // A flush reads over the ports of all lanes to oneself: which one hangs is not known here.
+    if (lane_timeout_ns_ != 0 && is_polled(now) && !set_.is_own(queue.peer)) {
       if (std::exchange(watched.lane, lane) != lane) {
         watched.progress_ns = now;
         continue;

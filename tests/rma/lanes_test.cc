@@ -852,6 +852,93 @@ TEST_F(RmaLanes, FlushOfDeviceMemory_ReadsOverAllPorts) {
   });
 }
 
+// What a peer has written over a port that cannot be flushed would not be seen: a flush ends when nothing comes over
+// it.
+TEST_F(RmaLanes, OnlyTheLaneToOneselfFails_OtherRanksLeaveThePort) {
+  if (std::getenv("SOFTVERBS_CONTROL") == nullptr) GTEST_SKIP() << "the tools are not built";
+  ::setenv("VERBATIM_TIMEOUT", "10", 1);
+  run_ranks("", [&](Rank& rank, Traffic& traffic) {
+    const DeviceMemory memory(rank);
+    const auto act = [&] {
+      begin_fault(rank, "unreachable device=2 peer=2");
+      void* const flush = memory.flush(rank);
+      constexpr char kFailed[] = "to itself: lane 2 of 2 (softverbs2:1) has failed";
+      Clock::time_point working;  // the last time that the lane had not failed
+      int done = 0;
+      for (Wait wait(kLimit); done == 0; wait.rest()) {
+        ASSERT_FALSE(wait.is_over());
+        if (lines_in(ranks_.text(0), kFailed) == 0) working = Clock::now();
+        ASSERT_OK(rank.net().test(rank.coll, flush, &done));
+      }
+      EXPECT_GE(Clock::now() - working, 10ms) << "the flush has not waited until no QP of the port takes anything";
+      EXPECT_EQ(lines_in(ranks_.text(0), kFailed), 1U);
+      EXPECT_EQ(lines_in(ranks_.text(0), "; the lanes to other ranks over this port are left with it; lane 1"), 1U);
+      for (Wait wait(kLimit); lines_in(ranks_.text(1), "lane 2 of 2 has failed at the other end") == 0; wait.rest()) {
+        ASSERT_TRUE(rank.makes_progress());
+        ASSERT_FALSE(wait.is_over()) << "rank 1 still uses the port";
+      }
+      // The other rank comes back, this one does not reach itself.
+      ASSERT_TRUE(wait_for_line(rank, kWorksAgain));
+      ASSERT_TRUE(rank.wait_ok(memory.flush(rank)));
+      EXPECT_NE(lines_in(ranks_.text(0), "to itself: lane 2 of 2 (softverbs2:1) does not come back yet"), 0U);
+      begin_fault(rank, "reachable device=2 peer=2");
+      ASSERT_TRUE(wait_for_line(rank, "to itself: lane 2 of 2 (softverbs2:1) can be used again"));
+      ASSERT_TRUE(rank.wait_ok(memory.flush(rank)));
+    };
+    if (rank.number() == 0) act();
+    meet(rank);
+    EXPECT_TRUE(traffic.run());
+  });
+}
+
+// With it the one to oneself over this port: while the NIC repeats what is lost, both may work again.
+TEST_F(RmaLanes, LinkOfLastLaneIsDownForAMoment_LaneIsKept) {
+  if (std::getenv("SOFTVERBS_CONTROL") == nullptr) GTEST_SKIP() << "the tools are not built";
+  ::setenv("VERBATIM_TIMEOUT", "18", 1);  // 8 tries, one a second
+  run_ranks("", [&](Rank& rank, Traffic& traffic) {
+    const DeviceMemory memory(rank);
+    if (rank.number() == 1) begin_fault(rank, "link-down device=1");
+    EXPECT_TRUE(
+        wait_for_line(rank, rank.number() == 1 ? "lanes to 1 ranks are not used" : "lane 1 of 2 has failed at"));
+    meet(rank);
+    const auto act = [&] {
+      begin_fault(rank, "link-down device=2");
+      ASSERT_TRUE(wait_for_line(rank, "softverbs2:1: the link is down"));
+      void* const flush = memory.flush(rank);
+      begin_fault(rank, "link-up device=2");
+      ASSERT_TRUE(rank.wait_ok(flush));
+    };
+    if (rank.number() == 0) act();
+    meet(rank);
+    EXPECT_TRUE(traffic.run());
+    EXPECT_EQ(lines_in(ranks_.text(0), "lane 2 of 2 (softverbs2:1) has failed"), 0U);
+    EXPECT_EQ(lines_in(ranks_.text(1), "lane 2 of 2 has failed at the other end"), 0U);
+  });
+}
+
+// The last lane to a rank is kept while its link is down, and with it the one to oneself over this port, until a READ
+// has shown that nothing comes back.
+TEST_F(RmaLanes, AllLinksAreDown_FlushEndsAndLanesReturn) {
+  if (std::getenv("SOFTVERBS_CONTROL") == nullptr) GTEST_SKIP() << "the tools are not built";
+  ::setenv("VERBATIM_TIMEOUT", "10", 1);
+  run_ranks("", [&](Rank& rank, Traffic& traffic) {
+    const DeviceMemory memory(rank);
+    const auto act = [&] {
+      begin_fault(rank, "link-down device=2");
+      ASSERT_TRUE(wait_for_line(rank, "lanes to 1 ranks are not used"));
+      begin_fault(rank, "link-down device=0");
+      ASSERT_TRUE(rank.wait_ok(memory.flush(rank)));
+      EXPECT_EQ(lines_in(ranks_.text(0), "to itself: lane 1 of 2 (softverbs0:1) has failed"), 1U);
+      begin_fault(rank, "link-up device=0; link-up device=2");
+      ASSERT_TRUE(wait_for_line(rank, kWorksAgain));
+      ASSERT_TRUE(rank.wait_ok(memory.flush(rank)));
+    };
+    if (rank.number() == 0) act();
+    meet(rank);
+    EXPECT_TRUE(traffic.run());
+  });
+}
+
 // It is no failure of a lane.
 TEST_F(RmaLanes, PeerHasDeregistered_CommunicatorFailsWithTheCause) {
   forget();
