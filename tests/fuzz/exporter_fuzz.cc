@@ -2,17 +2,16 @@
 // repeats, truncates and sends in pieces. Whatever comes, the next correct scrape gets the metrics.
 #include <netinet/in.h>
 #include <poll.h>
-#include <prometheus/exposer.h>
 #include <sys/socket.h>
 
 #include <algorithm>
-#include <memory>
 #include <string>
-#include <vector>
+#include <thread>
 
 #include "base/unique_fd.h"
 #include "fuzz.h"
 #include "verbatim-exporter/metrics.h"
+#include "verbatim-exporter/server.h"
 
 namespace {
 
@@ -24,12 +23,14 @@ constexpr int kPatienceMs = 20'000;
 // As in tools/verbatim-exporter/main.cc.
 class Exporter {
  public:
-  Exporter() { server_.RegisterCollectable(metrics_); }
+  Exporter() {
+    std::thread([this] { server_.run(); }).detach();
+  }
   UniqueFd connect() const {
     sockaddr_in address{};
     address.sin_family = AF_INET;
     address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    address.sin_port = htons(static_cast<std::uint16_t>(server_.GetListeningPorts().at(0)));
+    address.sin_port = htons(server_.port());
     UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     const linger none{.l_onoff = 1, .l_linger = 0};
     ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none);
@@ -39,10 +40,8 @@ class Exporter {
   }
 
  private:
-  const std::shared_ptr<exporter::Metrics> metrics_ =
-      std::make_shared<exporter::Metrics>(live::Sampler::Options{.directories = {"/none"}}, 4);
-  prometheus::Exposer server_{
-      std::vector<std::string>{"listening_ports", "127.0.0.1:0", "num_threads", "8", "request_timeout_ms", "2000"}};
+  exporter::Metrics metrics_{live::Sampler::Options{.directories = {"/none"}}, 4};
+  exporter::Server server_{"127.0.0.1:0", [this] { return metrics_.collect(); }};
 };
 
 std::string text(fuzz::Input& input) {

@@ -1,14 +1,19 @@
 #!/usr/bin/env python3
-"""verbatim-top and verbatim-exporter with running processes of verbatim-perf over softverbs: live_test.py OPTIONS CASES..."""
+"""verbatim-top and verbatim-exporter with running processes of verbatim-perf over softverbs: live_test.py OPTIONS CASES...
+
+With --jobs N, the cases of the only class in CASES run in N processes at a time.
+"""
 
 import argparse
 import contextlib
 import http.client
 import json
 import multiprocessing
+import multiprocessing.pool
 import os
 import pty
 import re
+import resource
 import select
 import shutil
 import signal
@@ -24,10 +29,14 @@ import urllib.parse
 PARSER = argparse.ArgumentParser()
 for option in ("top", "perf", "plugin", "launcher", "verbs", "page", "exporter"):
     PARSER.add_argument(f"--{option}")
+PARSER.add_argument("--jobs", type=int, default=1)
 OPTIONS, CASES = PARSER.parse_known_args()
 TIMEOUT_S = 60
-SERIES = re.compile(r'^(\w+)(?:\{((?:\w+="[^"]*",?)*)\})? (\S+)$')
-LABEL = re.compile(r'(\w+)="([^"]*)"')
+REQUEST = b"GET /metrics HTTP/1.1\r\n\r\n"
+TEXT = r'"(?:[^"\\]|\\[\\"n])*"'  # of a label
+LABEL = re.compile(rf"(\w+)=({TEXT})")
+SERIES = re.compile(rf"(\w+)(?:\{{(\w+={TEXT}(?:,\w+={TEXT})*)\}})? (\S+)")
+HOSTILE_LABEL = 'a"b\\c\\n{},='
 # Named by what they count.
 OPEN_OBJECTS = ("ports[].counters", "ports[].growth_s", "connections[].latency", "processes[].connections[].latency_us")
 LATENCIES = {"send": {"isend_to_completion"}, "recv": {"irecv_to_arrival", "cts_to_data"}}
@@ -164,6 +173,7 @@ class Live(unittest.TestCase):
         self.addCleanup(scratch.cleanup)
         self.directory = f"{scratch.name}/state"
         self.job = None
+        self.readings = 0  # of the process that is served
 
     def start_job(self, **settings):
         """Two ranks that send to each other until the test ends. Returns their IDs."""
@@ -207,6 +217,7 @@ class Live(unittest.TestCase):
                     reader, _ = listener.accept()
                 except OSError:  # the test has ended
                     return
+                self.readings = reading
                 with reader:
                     try:
                         reader.sendall(bytes_of(reading))
@@ -600,20 +611,44 @@ class Top(Live):
 
 
 class Exporter(Live):
-    def start_exporter(self, *arguments):
-        command = [OPTIONS.exporter, "--listen", "127.0.0.1:0", *arguments]
-        exporter = subprocess.Popen(command, env=environment(self.directory), stdout=subprocess.PIPE, text=True)
+    def start_exporter(self, *arguments, listen="127.0.0.1:0"):
+        command = [OPTIONS.exporter, "--listen", listen, *arguments]
+        errors = tempfile.TemporaryFile()
+        exporter = subprocess.Popen(command, env=environment(self.directory), stdout=subprocess.PIPE, stderr=errors, text=True)
 
         def end():
             exporter.terminate()
-            self.assertEqual(exporter.wait(TIMEOUT_S), 0)
-            exporter.stdout.close()
+            with exporter.stdout, errors:
+                self.assertEqual(exporter.wait(TIMEOUT_S), 0)
+                errors.seek(0)
+                self.assertEqual(errors.read(1000), b"")
 
         self.addCleanup(end)
-        return int(re.search(r"port (\d+)", exporter.stdout.readline())[1])
+        self.exporter = exporter
+        shown = exporter.stdout.readline()
+        self.assertRegex(shown, rf"^listening at {re.escape(listen)}, port \d+: /metrics$")
+        return int(re.search(r"port (\d+)", shown)[1])
 
-    def get(self, port, path):
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    def connect(self, port, request=b"", receive_bytes=None):
+        client = socket.socket()
+        self.addCleanup(client.close)
+        client.settimeout(TIMEOUT_S)
+        if receive_bytes:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+        client.connect(("127.0.0.1", port))
+        client.sendall(request)
+        return client
+
+    def sockets_of_exporter(self):
+        """Its connections; and its listener and the pair with which libevent learns of signals."""
+        targets = []
+        for number in os.listdir(f"/proc/{self.exporter.pid}/fd"):
+            with contextlib.suppress(FileNotFoundError):
+                targets.append(os.readlink(f"/proc/{self.exporter.pid}/fd/{number}"))
+        return sum(target.startswith("socket:") for target in targets)
+
+    def get(self, port, path, host="127.0.0.1"):
+        connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
         try:
             connection.request("GET", path)
             answer = connection.getresponse()
@@ -622,25 +657,30 @@ class Exporter(Live):
             connection.close()
 
     def metrics(self, port):
-        """[(name, labels, value)]; every line has the form that Prometheus documents."""
+        """[(name, labels, value)]; every line has the form that Prometheus documents, and those of a family are together."""
         status, text = self.get(port, "/metrics")
         self.assertEqual(status, 200)
-        series, types = [], {}
+        self.assertTrue(text.endswith("\n"))
+        series, types, family, helped = [], {}, None, None
         for line in text.splitlines():
             if line.startswith("#"):
                 _, keyword, name, rest = line.split(" ", 3)
-                self.assertIn(keyword, ("HELP", "TYPE"))
-                if keyword == "TYPE":
-                    self.assertNotIn(name, types)
-                    types[name] = rest
+                self.assertNotIn(name, types)
+                if keyword == "HELP":
+                    helped = name
+                    continue
+                self.assertEqual((keyword, helped), ("TYPE", name))
+                family, types[name] = name, rest
                 continue
-            found = SERIES.match(line)
+            found = SERIES.fullmatch(line)
             self.assertTrue(found, line)
-            if found[1].startswith("verbatim_"):
-                histogram = re.fullmatch(r"(verbatim_latency_seconds)_(bucket|count|sum)", found[1])
-                kind = "histogram" if histogram else "counter" if found[1].endswith("_total") else "gauge"
-                self.assertEqual(types[histogram[1] if histogram else found[1]], kind)
-                series.append((found[1], dict(LABEL.findall(found[2] or "")), float(found[3])))
+            self.assertTrue(found[1].startswith("verbatim_"), line)
+            histogram = re.fullmatch(r"(verbatim_latency_seconds)_(bucket|count|sum)", found[1])
+            kind = "histogram" if histogram else "counter" if found[1].endswith("_total") else "gauge"
+            self.assertEqual(histogram[1] if histogram else found[1], family)
+            self.assertEqual(types[family], kind)
+            labels = {name: re.sub(r"\\(.)", lambda pair: pair[1].replace("n", "\n"), text[1:-1]) for name, text in LABEL.findall(found[2] or "")}
+            series.append((found[1], labels, float(found[3])))
         keys = [(name, tuple(sorted(labels.items()))) for name, labels, _ in series]
         self.assertEqual(len(keys), len(set(keys)))
         return series
@@ -655,10 +695,12 @@ class Exporter(Live):
         self.assertEqual({int(labels[0].split("-")[0]) for labels in before}, set(ranks))
         self.assertEqual({labels[1:] for labels in before},
                          {(str(os.geteuid()), "verbatim-perf", "softverbs0:1", direction) for direction in ("send", "recv")})
-        time.sleep(0.3)
-        after = self.values(port, "verbatim_bytes_total")
-        for labels, value in before.items():
-            self.assertGreater(after[labels], value)
+
+        def have_grown():
+            after = self.values(port, "verbatim_bytes_total")
+            return all(after[labels] > value for labels, value in before.items())
+
+        self.eventually(have_grown)
         for direction, names in LATENCIES.items():
             for rank in ranks:
                 found = {labels["latency"]: value for name, labels, value in self.metrics(port) if name == "verbatim_latency_seconds_count"
@@ -681,6 +723,11 @@ class Exporter(Live):
             pair = (labels["set"], labels["peer"]) if "peer" in labels else ()
             series.setdefault(pair, {})[name] = value
         return series
+
+    def next_rma_series(self, port):
+        """Of a scrape of its own."""
+        before = self.readings
+        return self.eventually(lambda: (series := self.rma_series(port), self.readings > before)[1] and series)
 
     def check_puts(self, port):
         before = self.start_puts()
@@ -716,8 +763,8 @@ class Exporter(Live):
             return [rma_set(5, 0, queues[:2]), rma_set(6, 0, queues[:1])]
 
         self.serve(rma_of)
-        self.rma_series(port)
-        series = self.rma_series(port)  # the second reading
+        self.next_rma_series(port)
+        series = self.next_rma_series(port)  # the second reading
         self.assertEqual({f"verbatim_rma_{name}" for values in series.values() for name in values},
                          {name for name in explained("Metrics of verbatim-exporter") if name.startswith("verbatim_rma_")})
         self.assertEqual(series.pop(()), {"sets": 3, "sets_failed": 1})
@@ -728,14 +775,14 @@ class Exporter(Live):
         self.assertEqual((stalled["outstanding"], stalled["contexts_stalled"], stalled["no_progress_seconds"]), (3, 1, 12))
         self.assertEqual(series, {})
         for reading in (3, 4, 5):
-            series = self.rma_series(port)
+            series = self.next_rma_series(port)
             pairs = {("4", str(peer)) for peer in range(31)}
             self.assertEqual(set(series), pairs | {("other", "other"), ()} | ({("3", "1")} if reading < 5 else set()))
             self.assertEqual({series[pair]["puts_total"] for pair in pairs}, {10 * reading})
             others = series["other", "other"]
             self.assertEqual((others["puts_total"], others["put_bytes_total"]), (9 * 10 * reading, 9 * 40960 * reading))
             self.assertEqual(others["outstanding"], 9)
-        series = self.rma_series(port)
+        series = self.next_rma_series(port)
         self.assertEqual(set(series), {("5", "0"), ("5", "1"), ("6", "0"), ("other", "other"), ()})
         others = series["other", "other"]
         self.assertEqual((others["puts_total"], others["outstanding"]), (9 * 10 * 5, 0))  # they do not fall
@@ -745,7 +792,7 @@ class Exporter(Live):
         port = self.start_exporter()
         self.assertEqual(self.values(port, "verbatim_processes"), {(): 2})
         self.end_job()
-        self.assertEqual(self.values(port, "verbatim_processes"), {(): 0})
+        self.eventually(lambda: self.values(port, "verbatim_processes") == {(): 0})
         self.assertEqual([name for name, labels, _ in self.metrics(port) if "process" in labels], [])
 
     def test_MoreProcessesThanAllowed_AreOnlyCounted(self):
@@ -755,26 +802,213 @@ class Exporter(Live):
         self.assertEqual(self.values(port, "verbatim_processes_not_shown"), {(): 1})
         self.assertEqual(len({labels["process"] for _, labels, _ in self.metrics(port) if "process" in labels}), 1)
 
-    def test_SlowClients_DoNotDelayAScrape_AndAreClosed(self):
-        port = self.start_exporter()
+    def read_until_closed(self, client):
+        answer = b""
+        with contextlib.suppress(ConnectionResetError):
+            while part := client.recv(65536):
+                answer += part
+        return answer
 
-        def slow_clients_during_a_scrape():
-            """Returns seven clients without a whole request if a scrape was answered before one of them was closed."""
-            clients = [socket.create_connection(("127.0.0.1", port), TIMEOUT_S) for _ in range(7)]
-            for client in clients:
-                self.addCleanup(client.close)
-                client.sendall(b"GET /metrics HTTP/1.1\r\n")
+    def exchange(self, port, request):
+        return self.read_until_closed(self.connect(port, request))
+
+    @contextlib.contextmanager
+    def stopped(self):
+        """What clients do meanwhile has come to the exporter before it runs on."""
+        self.exporter.send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.exporter.send_signal(signal.SIGCONT)
+
+    def test_SimultaneousRequests_AreAllAnswered(self):
+        port = self.start_exporter()
+        with self.stopped():
+            clients = [self.connect(port, REQUEST) for _ in range(400)]
+        for number, client in enumerate(clients):
+            self.assertIn(b"\nverbatim_up 1\n", self.read_until_closed(client), number)
+
+    def test_RequestThatWaitsWhileManyOthersConnect_IsAnswered(self):
+        port = self.start_exporter()
+        with self.stopped():
+            client = self.connect(port, REQUEST)
+            for number in range(600):
+                self.connect(port, b"GET /metrics HTTP/1.1\r\n" if number % 2 else b"")
+        self.assertIn(b"\nverbatim_up 1\n", self.read_until_closed(client))
+
+    def test_ManyIdleClients_DoNotDelayAScrape_AndAreClosed(self):
+        port = self.start_exporter()
+        own = self.sockets_of_exporter()
+
+        def clients_during_a_scrape():
+            """Returns 400 clients without a whole request if a scrape was answered before the last of them was closed."""
+            clients = [self.connect(port, b"GET /metrics HTTP/1.1\r\n" if number % 2 else b"") for number in range(400)]
             self.assertEqual(self.values(port, "verbatim_up"), {(): 1})
-            if all(map(is_open, clients)):
+            self.assertLessEqual(self.sockets_of_exporter(), own + 256)
+            if is_open(clients[-1]):
                 return clients
             for client in clients:
                 client.close()
             return None
 
-        for client in self.eventually(slow_clients_during_a_scrape):
+        for client in self.eventually(clients_during_a_scrape):
+            self.assertEqual(self.read_until_closed(client), b"")
+        self.eventually(lambda: self.sockets_of_exporter() == own)
+
+    def test_ClientsBeyondTheDescriptors_WaitWithoutMessages(self):
+        port = self.start_exporter()
+        resource.prlimit(self.exporter.pid, resource.RLIMIT_NOFILE, (24, 24))
+        for _ in range(30):
+            self.connect(port)
+        self.assertEqual(self.get(port, "/")[0], 200)
+
+    def test_RequestInSmallPieces_IsClosed(self):
+        port = self.start_exporter()
+        client = self.connect(port, b"GET /metrics HTTP/1.1\r\nName: ")
+
+        def is_closed():
+            """Each piece is progress."""
+            try:
+                client.sendall(b"x")
+            except ConnectionError:
+                return True
+            return not is_open(client)
+
+        self.eventually(is_closed)
+
+    def serve_long_text(self, processes=6):
+        """A scrape of six processes has several times the bytes that the buffers of a connection take."""
+        latencies = {f"name{number}": [[1000, 1]] for number in range(8)}
+        connections = [receiver(number, f"a{number}:1", latency=latencies) for number in range(40)]
+        self.serve_many(processes, json.dumps(state_of(connections=connections)).encode())
+
+    def test_ClientsThatDoNotRead_AreClosed_AndLeaveRoom(self):
+        self.serve_long_text()
+        port = self.start_exporter()
+        own = self.sockets_of_exporter()
+        clients = [self.connect(port, REQUEST, receive_bytes=4096) for _ in range(300)]
+        status, text = self.get(port, "/metrics")
+        self.assertEqual((status, len(text) > 2**22), (200, True))
+        self.assertLessEqual(self.sockets_of_exporter(), own + 256)
+        self.eventually(lambda: self.sockets_of_exporter() == own)
+        for client in clients:
             with contextlib.suppress(ConnectionResetError):
-                while client.recv(65536):
-                    pass
+                self.assertLess(len(self.read_until_closed(client)), len(text) / 2)
+
+    def test_ClientThatReadsWithPauses_GetsAll(self):
+        self.serve_long_text(processes=9)
+        port = self.start_exporter()
+
+        def whole_answer():
+            """It takes longer than a client may be without progress."""
+            client = self.connect(port, REQUEST, receive_bytes=2**18)
+            answer = client.recv(4096)
+            header, _, _ = answer.partition(b"\r\n\r\n")
+            length = len(header) + 4 + int(re.search(rb"Content-Length: (\d+)", header)[1])
+            start = time.monotonic()
+            with contextlib.suppress(ConnectionResetError):
+                while len(answer) < length and (part := client.recv(length // 20, socket.MSG_WAITALL)):
+                    answer += part
+                    time.sleep(0.25)
+            return len(answer) == length and time.monotonic() - start > 4
+
+        self.eventually(whole_answer)
+
+    def test_RequestsDuringALongScrape_AreAllAnsweredAfterIt(self):
+        """A process that does not answer takes the exporter's time. That is no time of the clients."""
+        os.makedirs(self.directory, 0o700)
+        stuck = listening_socket(f"{self.directory}/{os.getpid()}-0a1b2c3d")
+        self.addCleanup(stuck.close)
+        port = self.start_exporter()
+
+        def all_are_answered():
+            stuck.settimeout(TIMEOUT_S)
+            clients = [self.connect(port, b"GET /metrics HTTP/1.1\r\n"), self.connect(port, REQUEST)]
+            scrapes = [stuck.accept()]  # the first has begun
+            clients[0].sendall(b"\r\n")
+            clients += [self.connect(port, REQUEST) for _ in range(20)]
+            answers = [self.read_until_closed(client) for client in clients]
+            stuck.settimeout(0)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    scrapes.append(stuck.accept())
+            for connection, _ in scrapes:
+                connection.close()
+            answered = all(answer.startswith(b"HTTP/1.1 200 ") and b"\nverbatim_unreadable 1\n" in answer for answer in answers)
+            return answered and len(scrapes) < 4
+
+        self.assertTrue(all_are_answered() or all_are_answered())  # a test that waits long for a processor may lose a client
+
+    def test_OtherRequests_AreRefused(self):
+        port = self.start_exporter()
+        status, page = self.get(port, "/")
+        self.assertEqual((status, page.count('"/metrics"')), (200, 1))
+        self.assertEqual(self.get(port, "/metrics?x=1")[0], 200)
+        for path in ("/other", "/metrics/", "//", "/%00", "*"):
+            self.assertEqual(self.get(port, path)[0], 404, path)
+        for path, size in (("/", len(page)), ("/metrics", len(self.get(port, "/metrics")[1]))):
+            head, _, body = self.exchange(port, f"HEAD {path} HTTP/1.1\r\n\r\n".encode()).partition(b"\r\n\r\n")
+            self.assertRegex(head, rb"^HTTP/1\.1 200 ")
+            self.assertIn(b"\r\nContent-Length: %d\r\n" % size, head + b"\r\n")
+            self.assertEqual(body, b"")
+        for method in (b"POST", b"PUT", b"DELETE", b"OPTIONS", b"TRACE", b"PATCH"):
+            answer = self.exchange(port, method + b" /metrics HTTP/1.1\r\nContent-Length: 2\r\n\r\nab")
+            self.assertRegex(answer, rb"^HTTP/1\.1 405 ")
+            self.assertIn(b"\r\nAllow: GET, HEAD\r\n", answer)
+        self.assertRegex(self.exchange(port, b"CONNECT other:80 HTTP/1.1\r\n\r\n"), rb"^HTTP/1\.1 405 ")
+        self.assertRegex(self.exchange(port, b"NONE /metrics HTTP/1.1\r\n\r\n"), rb"^HTTP/1\.1 [45]\d\d ")
+        self.assertRegex(self.exchange(port, b"nonsense\r\n\r\n"), rb"^HTTP/1\.\d 400 ")
+        answer = self.exchange(port, b"GET /metrics HTTP/1.0\r\nConnection: keep-alive\r\n\r\n")
+        self.assertIn(b"\r\nContent-Type: text/plain; version=0.0.4", answer)
+        self.assertEqual(re.findall(rb"\r\nConnection: (.*)\r\n", answer), [b"close"])
+
+    def test_TooLongRequests_AreRefused(self):
+        port = self.start_exporter()
+        for endless in (b"GET /", b"GET /metrics HTTP/1.1\r\nName: ", b"GET /metrics HTTP/1.1\r\n" + b"a: b\r\n" * 2000):
+            with self.subTest(endless=endless[:30]), contextlib.suppress(ConnectionError):
+                client = self.connect(port, endless)
+                client.sendall(b"x" * 2**22)
+                self.assertFalse(self.read_until_closed(client).startswith(b"HTTP/1.1 200"))
+        answer = self.exchange(port, b"GET /metrics HTTP/1.1\r\nName: " + b"x" * 9000 + b"\r\n\r\n")
+        self.assertRegex(answer, rb"^HTTP/1\.1 400 ")
+        answer = self.exchange(port, b"POST / HTTP/1.1\r\nContent-Length: 100000\r\n\r\n")
+        self.assertRegex(answer, rb"^HTTP/1\.1 413 ")
+        self.assertEqual(self.values(port, "verbatim_up"), {(): 1})
+
+    def test_SecondRequestOfAConnection_IsNotAnswered(self):
+        port = self.start_exporter()
+        answer = self.exchange(port, b"GET / HTTP/1.1\r\n\r\n" * 2)
+        self.assertLessEqual(answer.count(b"HTTP/1.1 200 "), 1)
+
+    def test_HalfClosedConnection_IsAnswered(self):
+        self.serve_long_text()
+        port = self.start_exporter()
+        client = self.connect(port, REQUEST, receive_bytes=65536)
+        client.shutdown(socket.SHUT_WR)
+        head, _, text = self.read_until_closed(client).partition(b"\r\n\r\n")
+        self.assertRegex(head, rb"\r\nContent-Length: %d\r\n" % len(text))
+
+    def test_LabelsAndNumbers_AreExact(self):
+        queue = rma_queue(1, 0, 1, 1)
+        queue["peer_host"] = HOSTILE_LABEL
+        queue["completed"]["put_bytes"] = 2**53 - 1
+        queue["no_progress_ms"] = 1234
+        self.serve(lambda reading: [rma_set(1, 0, [queue])])
+        port = self.start_exporter()
+        for name, expected in (("put_bytes_total", 2**53 - 1), ("no_progress_seconds", 1.234), ("puts_total", 10)):
+            (found,) = [one for one in self.rma_metrics(port) if one[0] == name]
+            self.assertEqual((found[1]["peer_host"], found[2]), (HOSTILE_LABEL, expected), name)
+        self.assertIn("} 9007199254740991\n", self.get(port, "/metrics")[1])
+
+    def test_Addresses_AreOfBothFamilies(self):
+        port = self.start_exporter(listen="[::1]:0")
+        self.assertEqual(self.get(port, "/", host="::1")[0], 200)
+        for address in ("9477", "127.0.0.1", "127.0.0.1:", "127.0.0.1:65536", "[::1]", "localhost:0", "", ":", "127.0.0.1:1x", "127.0.0.1:1:9477",
+                        "[::1]:1:9477"):
+            done = subprocess.run([OPTIONS.exporter, "--listen", address], env=environment(self.directory), capture_output=True,
+                                  text=True, timeout=TIMEOUT_S)
+            self.assertEqual(done.returncode, 2, address)
+            self.assertIn(f"'{address}' is no address and port. Next: ", done.stderr)
 
     def devices(self, port):
         """{(process, user): devices}"""
@@ -812,11 +1046,11 @@ class Exporter(Live):
         for _ in range(2):
             for (process, user), shown in self.eventually(devices_of_four).items():
                 self.assertEqual(shown, {"softverbs0:1"} if user == os.geteuid() else {"hostile0:1"}, process)
+            before = self.get(port, "/metrics")
+            self.eventually(lambda before=before: self.get(port, "/metrics") != before)
 
     def test_SeriesOfAUser_AreLimitedTogether(self):
-        latencies = {f"name{number}": [[1000, 1]] for number in range(8)}
-        connections = [receiver(number, f"a{number}:1", latency=latencies) for number in range(40)]
-        self.serve_many(30, json.dumps(state_of(connections=connections)).encode())
+        self.serve_long_text(processes=30)
         port = self.start_exporter()
         self.eventually(lambda: self.values(port, "verbatim_processes_not_shown")[()] > 10)
 
@@ -847,9 +1081,8 @@ class Prometheus(Exporter):
         self.assertEqual(status, 200, text)
         return json.loads(text)["data"]["result"]
 
-    def test_Scrapes_TheJobsRates_AndItsEnd(self):
-        ranks = self.start_job()
-        exporter = self.start_exporter()
+    def start_prometheus(self, exporter):
+        """Returns its port."""
         scratch = os.path.dirname(self.directory)
         with open(f"{scratch}/prometheus.yml", "w", encoding="utf-8") as file:
             file.write(f"scrape_configs: [{{job_name: verbatim, scrape_interval: 1s, scrape_timeout: 1s, "
@@ -862,6 +1095,11 @@ class Prometheus(Exporter):
              f"--web.listen-address=127.0.0.1:{port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         self.addCleanup(prometheus.wait, TIMEOUT_S)
         self.addCleanup(prometheus.terminate)
+        return port
+
+    def test_Scrapes_TheJobsRates_AndItsEnd(self):
+        ranks = self.start_job()
+        port = self.start_prometheus(self.start_exporter())
 
         def rates():
             try:
@@ -878,11 +1116,48 @@ class Prometheus(Exporter):
         self.eventually(lambda: self.query(port, "verbatim_connections") == [])
         self.assertEqual([series["value"][1] for series in self.query(port, "verbatim_processes")], ["0"])
 
+    def test_LabelsNumbersAndHistograms_AreReadAsTheyAre(self):
+        queue = rma_queue(1, 0, 1, 1)
+        queue["peer_host"] = HOSTILE_LABEL
+        queue["completed"]["put_bytes"] = 2**53 - 1
+        connections = [receiver(1, "a:1", latency={"cts_to_data": [[1000, 3], [3000000, 4], [9000000000, 5]]})]
+        self.serve_bytes(lambda reading: json.dumps(state_of(reading, rma=[rma_set(1, 0, [queue])], connections=connections)).encode())
+        port = self.start_prometheus(self.start_exporter())
+
+        def shown(expression):
+            with contextlib.suppress(ConnectionError, AssertionError):  # it is starting
+                found = self.query(port, expression)
+                return [(series["metric"].get("peer_host"), float(series["value"][1])) for series in found] or None
+            return None
+
+        self.assertEqual(self.eventually(lambda: shown("verbatim_rma_put_bytes_total")), [(HOSTILE_LABEL, 2**53 - 1)])
+        for bound, count in (("1e-06", 3), ("0.002048", 3), ("0.004096", 7), ("1.048576", 7), ("+Inf", 12)):
+            self.assertEqual(shown(f'verbatim_latency_seconds_bucket{{le="{bound}"}}'), [(None, count)], bound)
+        self.assertEqual(shown("verbatim_latency_seconds_count"), [(None, 12)])
+        self.assertAlmostEqual(shown("verbatim_latency_seconds_sum")[0][1], 3 * 1e-6 + 4 * 3e-3 + 5 * 9)
+
 
 # Its own case only: the inherited ones run once.
 for name in [name for name in dir(Exporter) if name.startswith("test_")]:
     setattr(Prometheus, name, None)
 
 
+def run_case(name):
+    return subprocess.run([sys.executable, *sys.argv, "--jobs=1", name], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False)
+
+
+def run_in_processes(class_name):
+    """Most of the time of the cases is waiting."""
+    names = unittest.defaultTestLoader.getTestCaseNames(globals()[class_name])
+    sys.argv.remove(class_name)
+    with multiprocessing.pool.ThreadPool(OPTIONS.jobs) as pool:
+        ended = pool.map(run_case, [f"{class_name}.{name}" for name in names], chunksize=1)
+    for one in ended:
+        sys.stdout.write(one.stdout.decode(errors="replace"))
+    sys.exit(any(one.returncode for one in ended))
+
+
 if __name__ == "__main__":
+    if OPTIONS.jobs > 1:
+        run_in_processes(*CASES)
     unittest.main(argv=[sys.argv[0], *CASES], verbosity=2)

@@ -31,7 +31,7 @@ PARSES = re.compile(
     | \bfrom_bytes<
     | \bstrto(?:u?ll?|u?l|d|f)\(
     | \bstd::(?:from_chars|sto[a-z]+)\(
-    | \bprometheus::Exposer\b            # an HTTP server
+    | \bevhttp_new\(                      # an HTTP server
     """,
     re.X,
 )
@@ -162,7 +162,7 @@ def check_finds_faults():
             "strtoll(a, b, 0);",
             "std::from_chars(a, b, c);",
             "std::stoul(text);",
-            "std::make_unique<prometheus::Exposer>(options);",
+            "http = evhttp_new(base);",
             '#include "wire/codec.h"',
         )
         for text in parsing:

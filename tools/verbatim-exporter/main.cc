@@ -1,18 +1,13 @@
 // verbatim-exporter: the processes of this host that use Verbatim, as metrics for Prometheus.
-#include <prometheus/exposer.h>
-#include <pthread.h>
-
 #include <CLI/CLI.hpp>
 #include <csignal>
 #include <cstddef>
 #include <cstdio>
-#include <exception>
-#include <memory>
 #include <string>
-#include <vector>
 
 #include "cli/command_line.h"
 #include "verbatim-exporter/metrics.h"
+#include "verbatim-exporter/server.h"
 
 namespace {
 
@@ -23,24 +18,6 @@ constexpr const char* kDescription =
     "processes\n"
     "of all users, another user those of its own. It runs until it gets SIGINT or SIGTERM.";
 constexpr std::size_t kDefaultMaxProcesses = 256;
-// A client occupies a thread until its request is complete, or until this time has passed.
-constexpr const char* kHttpThreads = "8";
-constexpr const char* kHttpTimeoutMs = "2000";
-
-// Before any thread is made: all threads inherit the mask, and only wait_for_end() gets the signals.
-sigset_t block_signals() {
-  sigset_t signals;
-  sigemptyset(&signals);
-  sigaddset(&signals, SIGINT);
-  sigaddset(&signals, SIGTERM);
-  pthread_sigmask(SIG_BLOCK, &signals, nullptr);
-  return signals;
-}
-
-void wait_for_end(const sigset_t& signals) {
-  int signal = 0;
-  while (sigwait(&signals, &signal) != 0) continue;
-}
 
 struct Options {
   live::Sampler::Options sampler;
@@ -49,20 +26,13 @@ struct Options {
 };
 
 cli::ExitStatus run(const Options& options) {
-  const sigset_t signals = block_signals();
   if (options.sampler.directories.empty()) live::default_directories();  // throws where there is none
-  const auto metrics = std::make_shared<exporter::Metrics>(options.sampler, options.max_processes);
-  std::unique_ptr<prometheus::Exposer> exposer;
-  try {
-    exposer = std::make_unique<prometheus::Exposer>(std::vector<std::string>{
-        "listening_ports", options.listen, "num_threads", kHttpThreads, "request_timeout_ms", kHttpTimeoutMs});
-  } catch (const std::exception& error) {
-    throw cli::Failure("listening at " + options.listen + ": " + error.what());
-  }
-  exposer->RegisterCollectable(metrics);
-  std::printf("listening at %s, port %d: /metrics\n", options.listen.c_str(), exposer->GetListeningPorts().at(0));
+  exporter::Metrics metrics(options.sampler, options.max_processes);
+  exporter::Server server(options.listen, [&] { return metrics.collect(); });
+  for (const int signal : {SIGINT, SIGTERM}) server.end_at(signal);
+  std::printf("listening at %s, port %d: /metrics\n", options.listen.c_str(), server.port());
   std::fflush(stdout);
-  wait_for_end(signals);
+  server.run();
   return cli::ExitStatus::kOk;
 }
 

@@ -1,15 +1,16 @@
 #include "verbatim-exporter/metrics.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 namespace verbatim::exporter {
 namespace {
 
-using prometheus::ClientMetric;
-using prometheus::MetricFamily;
-using prometheus::MetricType;
 using Labels = std::vector<std::pair<std::string, std::string>>;
 
 // Device sets of a process that have series of their own; the others are summed as "other".
@@ -30,54 +31,85 @@ std::string label_text(std::string text) {
   return text.substr(0, kMaxLabelBytes);
 }
 
+// Of a label's value. In a help text a quotation mark is not escaped; ours have none.
+void append_escaped(std::string& text, std::string_view value) {
+  for (const char c : value) {
+    if (c == '\\' || c == '"') text += '\\';
+    text += c == '\n' ? std::string_view("\\n") : std::string_view(&c, 1);
+  }
+}
+
 // Upper bounds of a latency in seconds: powers of two from a microsecond to a second.
 constexpr int kLatencyBounds = 21;
 
+// The text of a scrape: the format of Prometheus, version 0.0.4. The lines of a family are together, whatever the order
+// in which they are added.
 class Families {
  public:
-  void add(const char* name, MetricType type, const char* help, const Labels& labels, double value) {
-    ClientMetric& metric = add(name, type, help, labels);
-    (type == MetricType::Counter ? metric.counter.value : metric.gauge.value) = value;
-  }
   // The buckets of the process are finer. Each member counts with the upper end of its bucket.
   void histogram(const char* name, const char* help, const Labels& labels, const live::LatencyBuckets& buckets) {
-    prometheus::ClientMetric::Histogram& histogram = add(name, MetricType::Histogram, help, labels).histogram;
+    std::string& lines = lines_of(name, "histogram", help);
     auto next = buckets.begin();
     double bound = 1e-6;
+    double sum = 0;
+    std::uint64_t count = 0;
+    Labels with_bound = labels;
+    with_bound.emplace_back("le", "");
     for (int i = 0; i <= kLatencyBounds; ++i, bound *= 2) {
       if (i == kLatencyBounds) bound = std::numeric_limits<double>::infinity();
       for (; next != buckets.end() && static_cast<double>(next->first) / 1e9 <= bound; ++next) {
-        histogram.sample_count += next->second;
-        histogram.sample_sum += static_cast<double>(next->first) / 1e9 * static_cast<double>(next->second);
+        count += next->second;
+        sum += static_cast<double>(next->first) / 1e9 * static_cast<double>(next->second);
       }
-      histogram.bucket.push_back({histogram.sample_count, bound});
-      ++lines_;
+      with_bound.back().second = i == kLatencyBounds ? "+Inf" : fmt::to_string(bound);
+      add(lines, name, "_bucket", with_bound, count);
     }
+    add(lines, name, "_sum", labels, sum);
+    add(lines, name, "_count", labels, count);
   }
   void gauge(const char* name, const char* help, const Labels& labels, double value) {
-    add(name, MetricType::Gauge, help, labels, value);
+    add(lines_of(name, "gauge", help), name, "", labels, value);
   }
   void gauge(const char* name, const char* help, const Labels& labels, std::uint64_t value) {
-    gauge(name, help, labels, static_cast<double>(value));
+    add(lines_of(name, "gauge", help), name, "", labels, value);
   }
   void counter(const char* name, const char* help, const Labels& labels, std::uint64_t value) {
-    add(name, MetricType::Counter, help, labels, static_cast<double>(value));
+    add(lines_of(name, "counter", help), name, "", labels, value);
   }
-  std::vector<MetricFamily> take() { return std::move(all_); }
-  std::size_t lines() const { return lines_; }  // of the text, so far
+  std::string take() {
+    std::string text;
+    for (std::string& family : all_) text += std::exchange(family, {});
+    return text;
+  }
+  std::size_t lines() const { return lines_; }  // of series, so far
 
  private:
-  ClientMetric& add(const char* name, MetricType type, const char* help, const Labels& labels) {
+  std::string& lines_of(const char* name, const char* type, const char* help) {
     const auto [found, is_new] = index_.try_emplace(name, all_.size());
-    if (is_new) all_.push_back({name, help, type, {}});
+    if (is_new) all_.push_back(fmt::format("# HELP {0} {1}\n# TYPE {0} {2}\n", name, help, type));
+    return all_[found->second];
+  }
+  // An integer has all its digits, another number as many as tell it from its neighbours.
+  template <typename Number>
+  void add(std::string& lines, const char* name, const char* suffix, const Labels& labels, Number value) {
+    lines += name;
+    lines += suffix;
+    for (const auto& label : labels) {
+      lines += &label == &labels.front() ? '{' : ',';
+      lines += label.first;
+      lines += "=\"";
+      append_escaped(lines, label.second);
+      lines += '"';
+    }
+    if (!labels.empty()) lines += '}';
+    lines += ' ';
+    lines += fmt::to_string(value);
+    lines += '\n';
     ++lines_;
-    ClientMetric& metric = all_[found->second].metric.emplace_back();
-    for (const auto& [label, text] : labels) metric.label.push_back({label, text});
-    return metric;
   }
 
   std::map<std::string, std::size_t> index_;
-  std::vector<MetricFamily> all_;
+  std::vector<std::string> all_;
   std::size_t lines_ = 0;
 };
 
@@ -247,7 +279,7 @@ void add_rma(Families& families, const Labels& labels, const RmaKnown& known, co
 
 }  // namespace
 
-void Metrics::count(Known& known, const live::ProcessView& process) const {
+void Metrics::count(Known& known, const live::ProcessView& process) {
   std::map<std::uint64_t, Carried> now;
   for (const live::ConnectionView& view : process.connections) {
     const live::Connection& connection = view.now;
@@ -262,8 +294,7 @@ void Metrics::count(Known& known, const live::ProcessView& process) const {
   known.connections = std::move(now);
 }
 
-std::vector<MetricFamily> Metrics::Collect() const {
-  const MutexLock lock(mutex_);
+std::string Metrics::collect() {
   live::View view;
   Families families;
   try {

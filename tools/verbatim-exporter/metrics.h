@@ -1,18 +1,13 @@
 // The metrics of the processes of this host; plugin/STATE.md explains each.
 #pragma once
 
-#include <prometheus/collectable.h>
-#include <prometheus/metric_family.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <string>
 #include <utility>
-#include <vector>
 
-#include "base/mutex.h"
 #include "live/rates.h"
 
 namespace verbatim::exporter {
@@ -29,17 +24,18 @@ struct RmaKnown {
   std::optional<live::RmaCounts> others = {};  // since the exporter has first seen one
 };
 
-// Each call of Collect takes a sample. Series are of a process, its devices and a direction, not of connections, so
-// that their number is limited; those of a process that has ended are not in the next sample. RMA has series of a set
-// of contexts and a peer, which end with the set; a process has a limited number of them.
-class Metrics final : public prometheus::Collectable {
+// Series are of a process, its devices and a direction, not of connections, so that their number is limited; those of a
+// process that has ended are not in the next sample. RMA has series of a set of contexts and a peer, which end with the
+// set; a process has a limited number of them. For one thread.
+class Metrics {
  public:
   // Of more processes some of each user are shown, and the number of the others. A user also has a limited number of
   // series.
   Metrics(live::Sampler::Options options, std::size_t max_processes)
       : max_processes_(max_processes), sampler_(std::move(options)) {}
 
-  std::vector<prometheus::MetricFamily> Collect() const override VERBATIM_EXCLUDES(mutex_);
+  // Takes a sample. Its text is in the format of Prometheus.
+  std::string collect();
 
  private:
   // Sums since the exporter has first seen the process: they do not fall when a connection is closed.
@@ -60,12 +56,11 @@ class Metrics final : public prometheus::Collectable {
     RmaKnown rma;
   };
 
-  void count(Known& known, const live::ProcessView& process) const VERBATIM_REQUIRES(mutex_);
+  static void count(Known& known, const live::ProcessView& process);
 
   const std::size_t max_processes_;
-  mutable Mutex mutex_;
-  mutable live::Sampler sampler_ VERBATIM_GUARDED_BY(mutex_);
-  mutable std::map<live::ProcessId, Known> known_ VERBATIM_GUARDED_BY(mutex_);
+  live::Sampler sampler_;
+  std::map<live::ProcessId, Known> known_;
 };
 
 }  // namespace verbatim::exporter

@@ -24,7 +24,7 @@ PROGRAMS = {
     "verbatim-perf": (["cost", "--plugin", "p.so"], "--conections", "--connections"),
     "verbatim-top": ([], "--intervl", "--interval"),
 }
-if "verbatim-exporter" in sys.argv[2:]:  # built where prometheus-cpp is installed
+if "verbatim-exporter" in sys.argv[2:]:  # built where libevent is installed
     PROGRAMS["verbatim-exporter"] = ([], "--lisen", "--listen")
 # Scripts whose arguments getopt(1) reads, and those that read their own: tools/README.md says why.
 GETOPT = ["tools/check", "tools/package", "tools/quickstart", "tools/release", "tools/setup", "tests/arm64/run", "tests/gpu/run"]
