@@ -5,9 +5,9 @@ usage: make_stubs.py DIRECTORY OLDEST COMPILER...
 
 Makes a directory in DIRECTORY, whose name says what is in it, and prints its path. It has the C library's libraries, with
 names and no code: of each symbol the newest version up to OLDEST (such as 2.28), in the library that had it then. The
-newer symbols that the C++ runtime and our sources use are in newer.cc, stat.cc and start.cc. A symbol that is neither
-there nor old enough is an error of the linker. COMPILER: the C++ compiler, and its options. A program is linked with -L and
-this path and, because start.cc takes its place, -Wl,--wrap=__libc_start_main.
+newer symbols that the C++ runtime, libraries that are linked in and our sources use are in newer.cc, stat.cc and start.cc.
+A symbol that is neither there nor old enough is an error of the linker. COMPILER: the C++ compiler, and its options. A
+program is linked with -L and this path and, because start.cc takes its place, -Wl,--wrap=__libc_start_main.
 
 Sources: the changes of glibc 2.34 (libraries that became part of libc.so.6); the dynamic symbols of ELF, as readelf prints
 them.

@@ -1,5 +1,6 @@
-// What the C++ runtime or our sources use of glibc's versions after 2.28: the system's functions where it has them,
-// else older ones. For programs and libraries of packages; make_stubs.py links them with it.
+// What the C++ runtime, libraries that are linked in or our sources use of glibc's versions after 2.28: the system's
+// functions where it has them, else older ones. For programs and libraries of packages; make_stubs.py links them with
+// it.
 //
 // Sources: the manual pages of the functions; for _dl_find_object, glibc 2.35's <dlfcn.h> and manual (Dynamic Linker
 // Introspection).
@@ -139,11 +140,17 @@ int _dl_find_object(void* address, dl_find_object* result) {  // NOLINT
 
 // ---- glibc 2.36
 
+void arc4random_buf(void* into, std::size_t bytes) {
+  for (std::size_t filled = 0; filled < bytes;) {
+    const ssize_t count = ::getrandom(static_cast<char*>(into) + filled, bytes - filled, 0);
+    if (count < 0 && errno != EINTR) std::abort();
+    if (count > 0) filled += static_cast<std::size_t>(count);
+  }
+}
+
 std::uint32_t arc4random() {
   std::uint32_t number = 0;
-  while (::getrandom(&number, sizeof number, 0) != sizeof number) {
-    if (errno != EINTR) std::abort();
-  }
+  arc4random_buf(&number, sizeof number);
   return number;
 }
 

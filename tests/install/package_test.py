@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import unittest
+import urllib.request
 
 SCRATCH = pathlib.Path(sys.argv[1]).resolve()
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
@@ -45,9 +46,22 @@ def check_tools(case, directory):
     files = run(*launcher, "stat", "-c", "%F", "/dev/infiniband/uverbs0", "/sys/class/infiniband", **variables)
     case.assertEqual(files, "character special file\ndirectory\n")
     case.assertTrue(run(directory / "verbatim-report", "--version").startswith("verbatim-report "))
+    check_exporter(case, directory)
     shown = run(*launcher, *job, **variables)
     case.assertIn("# Wrong elements    : 0 OK", shown)
     case.assertRegex(shown, rf"\(net plugin v\d+, {re.escape(str(SCRATCH))}/")
+
+
+def check_exporter(case, directory):
+    command = [directory / "verbatim-exporter", "--listen", "127.0.0.1:0", "--dir", SCRATCH / "none"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as exporter:
+        try:
+            port = re.search(r", port (\d+): ", exporter.stdout.readline())[1]
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+                case.assertIn(b"\nverbatim_up 1\n", answer.read())
+        finally:
+            exporter.terminate()
+    case.assertEqual(exporter.returncode, 0)
 
 
 @unittest.skipUnless(shutil.which("dpkg-deb"), "no dpkg-deb")
@@ -85,6 +99,8 @@ class Deb(unittest.TestCase):
         self.dpkg("--install", *packages)
         plugin = list((self.root / "usr/lib").glob("*/libnccl-net-verbatim.so"))
         self.assertEqual(len(plugin), 1)
+        notices = {file.name for file in (self.root / "usr/share/doc/verbatim-tools/libraries").iterdir()}
+        self.assertEqual(notices, {"libcli11-dev", "libevent-dev", "libfmt-dev", "libncurses-dev", "nlohmann-json3-dev"})
         check_tools(self, self.root / "usr/bin")
         self.dpkg("--remove", *PACKAGES)
         self.assertEqual(self.files(), [])
@@ -129,7 +145,7 @@ class Rpm(unittest.TestCase):
         packages = build("rpm")
         self.assertEqual({re.match(r"(.+?)-\d", package.name)[1] for package in packages}, PACKAGES)
         files = "\n".join(run("rpm", "-qlp", package) for package in packages)
-        for name in ("libnccl-net-verbatim.so", "bin/verbatim-info", "bin/softverbs", "softverbs/lib/libibverbs.so.1"):
+        for name in ("libnccl-net-verbatim.so", "bin/verbatim-info", "bin/verbatim-exporter", "bin/softverbs", "softverbs/lib/libibverbs.so.1"):
             self.assertIn(name, files)
         (tools,) = (package for package in packages if package.name.startswith("verbatim-tools"))
         self.assertEqual(run("rpm", "-qp", "--recommends", tools), "python3-matplotlib\n")

@@ -26,6 +26,10 @@ def run_verbatim_eplb():
     _run("verbatim-eplb")
 
 
+def run_verbatim_exporter():
+    _run("verbatim-exporter")
+
+
 def run_verbatim_info():
     _run("verbatim-info")
 
