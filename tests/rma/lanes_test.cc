@@ -1009,7 +1009,9 @@ bool enter_network() {
   std::ofstream("/proc/self/uid_map") << map;
   return std::system(
              "set -e; ip link set lo up; for i in 0 1; do ip link add rail$i type veth peer name end$i; "
-             "ip link set end$i up; ip addr add 10.9.$i.1/24 dev rail$i; ip link set rail$i up; done") == 0;
+             "ip link set end$i up; ip addr add 10.9.$i.1/24 dev rail$i; ip link set rail$i up; "
+             // Only then the plugin finds it.
+             "until ip link show rail$i | grep -q 'state UP'; do sleep 0.01; done; done") == 0;
 }
 
 class RmaInterfaces : public RmaLanes {
