@@ -1,0 +1,252 @@
+#include "simulation/messages.h"
+
+#include <sched.h>
+
+#include <algorithm>
+
+#include "netapi/log.h"
+#include "simulation/scheduler.h"
+
+namespace simulation {
+namespace {
+
+constexpr std::size_t kGuardBytes = 64;  // between two members
+constexpr std::size_t kPageBytes = 4096;
+constexpr unsigned char kUnwritten = 0xee;
+
+// Where a member's buffer begins, and for the number of members the size of all buffers.
+std::size_t offset_of(const Group& group, std::size_t member) {
+  std::size_t offset = 0;
+  for (std::size_t i = 0; i < member; ++i) offset += group.sizes[i] + group.spare + kGuardBytes;
+  return offset;
+}
+
+}  // namespace
+
+unsigned char Connection::content(std::size_t group, std::size_t member, std::size_t at) const {
+  return static_cast<unsigned char>((at * 31 + at / 253 + group * 17 + member * 101 + number_) * 0x9e3779b9U >> 13);
+}
+
+void Connection::add_problem(const std::string& line) {
+  const std::lock_guard lock(mutex_);
+  problems_.push_back(line + " (connection " + std::to_string(number_) + ")");
+}
+
+template <typename Call>
+bool Connection::call(const End& end, const char* name, Call function) {
+  step(name);
+  const nccl::Result result = function();
+  record(name, static_cast<std::int64_t>(result));
+  if (result == nccl::Result::kSuccess) return true;
+  add_problem(std::string(end.sends ? "sender: " : "receiver: ") + name + " returned " + netapi::result_name(result));
+  return false;
+}
+
+void Connection::receive() {
+  End end{.sends = false};
+  void* listen_comm = nullptr;
+  bool ok = call(end, "table listen", [&] { return net_.listen(context_, 0, handle_.bytes.data(), &listen_comm); });
+  handle_.is_there = true;
+  note_progress();
+  while (ok && end.comm == nullptr) {
+    ok = call(end, "table accept", [&] { return net_.accept(listen_comm, &end.comm); });
+    if (end.comm == nullptr) ::sched_yield();
+  }
+  if (listen_comm != nullptr) call(end, "table closeListen", [&] { return net_.close_listen(listen_comm); });
+  exchange(end);
+}
+
+void Connection::send() {
+  End end{.sends = true};
+  while (!handle_.is_there) ::sched_yield();
+  auto handle = handle_.bytes;  // connect may write into it
+  bool ok = true;
+  while (ok && end.comm == nullptr) {
+    ok = call(end, "table connect", [&] { return net_.connect(context_, 0, handle.data(), &end.comm); });
+    if (end.comm == nullptr) ::sched_yield();
+  }
+  exchange(end);
+}
+
+void Connection::exchange(End& end) {
+  note_progress();
+  if (end.comm == nullptr) return;
+  bool ok = add_buffers(end);
+  while (ok && end.done < plan_.groups.size()) {
+    bool moved = false;
+    ok = make_progress(end, moved);
+    if (moved) {
+      note_progress();
+    } else {
+      ::sched_yield();
+    }
+  }
+  if (ok && !end.sends && plan_.receives_in_gpu_memory && flushes_ == 0) add_problem("no receive was flushed");
+  close(end);
+}
+
+void Connection::close(End& end) {
+  for (Slot& slot : end.slots) {
+    if (slot.mhandle != nullptr) call(end, "table deregMr", [&] { return net_.dereg_mr(end.comm, slot.mhandle); });
+  }
+  call(end, end.sends ? "table closeSend" : "table closeRecv",
+       [&] { return end.sends ? net_.close_send(end.comm) : net_.close_recv(end.comm); });
+}
+
+bool Connection::add_buffers(End& end) {
+  std::size_t largest = 0;
+  for (const Group& group : plan_.groups) largest = std::max(largest, offset_of(group, group.sizes.size()));
+  largest = (largest / kPageBytes + 1) * kPageBytes;  // a dma-buf has whole pages
+  return std::all_of(end.slots.begin(), end.slots.end(), [&](Slot& slot) {
+    slot.buffer = std::make_unique<fault::DmaBuf>(largest);
+    unsigned char* const data = slot.buffer->data();
+    if (end.sends || !plan_.receives_in_gpu_memory) {
+      return call(end, "table regMr",
+                  [&] { return net_.reg_mr(end.comm, data, largest, nccl::kPtrHost, &slot.mhandle); });
+    }
+    return call(end, "table regMrDmaBuf", [&] {
+      return net_.reg_mr_dmabuf(end.comm, data, largest, nccl::kPtrCuda, 0, slot.buffer->fd(), &slot.mhandle);
+    });
+  });
+}
+
+bool Connection::make_progress(End& end, bool& moved) {
+  while (end.next < plan_.groups.size()) {
+    Slot& slot = end.slots[end.next % kSlots];
+    if (slot.in_use && slot.group != end.next) break;
+    if (!slot.in_use) begin(end, slot, end.next);
+    const std::size_t before = slot.posted;
+    if (!(end.sends ? post_sends(end, slot) : post_receive(end, slot))) return false;
+    moved = moved || slot.posted != before;
+    if (slot.posted < needed(end, end.next)) break;
+    ++end.next;
+  }
+  return std::all_of(end.slots.begin(), end.slots.end(), [&](Slot& slot) {
+    if (!slot.in_use) return true;
+    bool done = false;
+    if (!test(end, slot, done)) return false;
+    if (!done) return true;
+    slot.in_use = false;
+    moved = true;
+    ++end.done;
+    return true;
+  });
+}
+
+void Connection::begin(const End& end, Slot& slot, std::size_t group) {
+  slot.group = group;
+  slot.posted = 0;
+  slot.requests.clear();
+  slot.in_use = true;
+  std::fill_n(slot.buffer->data(), slot.buffer->bytes(), kUnwritten);
+  for (std::size_t i = 0; end.sends && i < plan_.groups[group].sizes.size(); ++i) {
+    unsigned char* const data = slot.buffer->data() + offset_of(plan_.groups[group], i);
+    for (std::size_t at = 0; at < plan_.groups[group].sizes[i]; ++at) data[at] = content(group, i, at);
+  }
+}
+
+bool Connection::post_sends(End& end, Slot& slot) {
+  const Group& group = plan_.groups[slot.group];
+  while (slot.posted < group.order.size()) {
+    const std::size_t member = group.order[slot.posted];
+    void* request = nullptr;
+    const bool ok = call(end, "table isend", [&] {
+      return net_.isend(end.comm, slot.buffer->data() + offset_of(group, member), group.sizes[member],
+                        static_cast<int>(member), slot.mhandle, &request);
+    });
+    if (!ok || request == nullptr) return ok;
+    slot.requests.push_back(request);
+    ++slot.posted;
+  }
+  return true;
+}
+
+bool Connection::post_receive(End& end, Slot& slot) {
+  const Group& group = plan_.groups[slot.group];
+  const std::size_t count = group.sizes.size();
+  std::vector<void*> data(count);
+  std::vector<std::size_t> capacities(count);
+  std::vector<int> tags(count);
+  std::vector<void*> mhandles(count, slot.mhandle);
+  for (std::size_t i = 0; i < count; ++i) {
+    data[i] = slot.buffer->data() + offset_of(group, i);
+    capacities[i] = group.sizes[i] + group.spare;
+    tags[i] = static_cast<int>(i);
+  }
+  void* request = nullptr;
+  const bool ok = call(end, "table irecv", [&] {
+    return net_.irecv(end.comm, static_cast<int>(count), data.data(), capacities.data(), tags.data(), mhandles.data(),
+                      &request);
+  });
+  if (!ok || request == nullptr) return ok;
+  slot.requests.push_back(request);
+  slot.posted = 1;
+  return true;
+}
+
+bool Connection::test(End& end, Slot& slot, bool& done) {
+  for (std::size_t i = 0; i < slot.requests.size(); ++i) {
+    if (slot.requests[i] == nullptr) continue;
+    int is_done = 0;
+    if (!call(end, "table test", [&] { return net_.test(slot.requests[i], &is_done, end.sizes.data()); })) return false;
+    record("done", is_done);
+    if (is_done == 0) return true;
+    slot.requests[i] = nullptr;
+    if (end.sends || i != 0) continue;
+    check_sizes(end, slot);
+    if (!flush(end, slot)) return false;
+  }
+  done = slot.posted == needed(end, slot.group);
+  if (done && !end.sends) check_bytes(slot);
+  return true;
+}
+
+// The request of the flush, which only GPU memory has, is tested behind that of the receive.
+bool Connection::flush(End& end, Slot& slot) {
+  const Group& group = plan_.groups[slot.group];
+  const std::size_t count = group.sizes.size();
+  std::vector<void*> data(count);
+  std::vector<int> sizes(count);
+  std::vector<void*> mhandles(count, slot.mhandle);
+  for (std::size_t i = 0; i < count; ++i) {
+    data[i] = slot.buffer->data() + offset_of(group, i);
+    sizes[i] = static_cast<int>(group.sizes[i]);
+  }
+  void* request = nullptr;
+  const bool ok = call(end, "table iflush", [&] {
+    return net_.iflush(end.comm, static_cast<int>(count), data.data(), sizes.data(), mhandles.data(), &request);
+  });
+  if (!ok || request == nullptr) return ok;
+  slot.requests.push_back(request);
+  ++flushes_;
+  return true;
+}
+
+void Connection::check_sizes(const End& end, const Slot& slot) {
+  const Group& group = plan_.groups[slot.group];
+  for (std::size_t i = 0; i < group.sizes.size(); ++i) {
+    if (end.sizes[i] >= 0 && static_cast<std::size_t>(end.sizes[i]) == group.sizes[i]) continue;
+    add_problem("a receive of " + std::to_string(group.sizes[i]) + " bytes reports " + std::to_string(end.sizes[i]));
+  }
+}
+
+void Connection::check_bytes(const Slot& slot) {
+  const Group& group = plan_.groups[slot.group];
+  std::size_t wrong = 0;
+  std::size_t overwritten = 0;
+  for (std::size_t i = 0; i < group.sizes.size(); ++i) {
+    const unsigned char* const data = slot.buffer->data() + offset_of(group, i);
+    for (std::size_t at = 0; at < group.sizes[i]; ++at) wrong += data[at] != content(slot.group, i, at) ? 1U : 0U;
+    for (std::size_t at = 0; at < group.spare + kGuardBytes; ++at) {
+      overwritten += data[group.sizes[i] + at] != kUnwritten ? 1U : 0U;
+    }
+    bytes_checked_ += group.sizes[i];
+  }
+  if (wrong != 0) add_problem("wrong bytes: " + std::to_string(wrong) + " in group " + std::to_string(slot.group));
+  if (overwritten != 0) {
+    add_problem("wrong bytes: " + std::to_string(overwritten) + " behind messages of group " +
+                std::to_string(slot.group));
+  }
+}
+
+}  // namespace simulation

@@ -1,0 +1,294 @@
+#include "simulation/tcp.h"
+
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+namespace simulation {
+namespace {
+
+constexpr Time kLatency = 50 * kMicrosecond;
+constexpr Time kLongLatency = 20 * kMillisecond;
+
+bool one_in(std::uint64_t count) {
+  return random_below(count) == 0;
+}
+
+Time latency() {
+  return 1 + random_below(one_in(16) ? kLongLatency : kLatency);
+}
+
+bool same(const sockaddr_storage& a, const sockaddr_storage& b) {
+  const auto& one = reinterpret_cast<const sockaddr_in&>(a);
+  const auto& other = reinterpret_cast<const sockaddr_in&>(b);
+  return one.sin_port == other.sin_port && one.sin_addr.s_addr == other.sin_addr.s_addr;
+}
+
+Tcp* g_tcp = nullptr;
+
+}  // namespace
+
+void make_tcp() {
+  void* const memory = mmap(nullptr, sizeof(Tcp), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) std::abort();
+  if (g_tcp != nullptr) munmap(g_tcp, sizeof(Tcp));
+  g_tcp = new (memory) Tcp;
+}
+
+Tcp& tcp() {
+  return *g_tcp;
+}
+
+Tcp::Id Tcp::make() {
+  for (std::size_t i = 0; i < kMaxEnds; ++i) {
+    End& found = ends_[i];
+    if (found.state != State::kFree) continue;
+    found = {};
+    found.state = State::kNew;
+    found.process = own_process();
+    return static_cast<Id>(i);
+  }
+  fail_run("too many sockets");
+}
+
+Tcp::Id Tcp::find_listener(const sockaddr_storage& address) const {
+  for (std::size_t i = 0; i < kMaxEnds; ++i) {
+    if (ends_[i].state == State::kListening && same(ends_[i].local, address)) return static_cast<Id>(i);
+  }
+  return kNone;
+}
+
+int Tcp::bind(Id id, const sockaddr_storage& address) {
+  auto& local = reinterpret_cast<sockaddr_in&>(end(id).local);
+  const bool chooses = reinterpret_cast<const sockaddr_in&>(address).sin_port == 0;
+  if (!chooses && find_listener(address) != kNone) return -EADDRINUSE;
+  end(id).local = address;
+  if (chooses) local.sin_port = htons(next_port_++);
+  return 0;
+}
+
+int Tcp::listen(Id id) {
+  end(id).state = State::kListening;
+  return 0;
+}
+
+int Tcp::connect(Id id, const sockaddr_storage& to) {
+  End& own = end(id);
+  if (own.local.ss_family == 0) {
+    own.local = to;
+    reinterpret_cast<sockaddr_in&>(own.local).sin_port = htons(next_port_++);
+  }
+  own.remote = to;
+  const Id found = find_listener(to);
+  const Time reaches = now() + latency();
+  own.settles = reaches + latency();
+  if (found == kNone || end(found).backlog_count == kMaxBacklog) {
+    own.state = State::kRefused;
+    return -EINPROGRESS;
+  }
+  own.state = State::kConnecting;
+  own.peer = make();
+  End& other = end(own.peer);
+  other.state = State::kConnected;
+  other.local = to;
+  other.remote = own.local;
+  other.peer = id;
+  other.settles = reaches;
+  End& listener = end(found);
+  other.process = listener.process;
+  listener.backlog[listener.backlog_count++] = own.peer;
+  return -EINPROGRESS;
+}
+
+Time Tcp::acceptable(const End& listener, const End& connection) const {
+  if (listener.defer_s == 0) return connection.settles;
+  const Time first =
+      connection.piece_count == 0 ? (connection.sent > connection.read ? 0 : kNever) : connection.pieces[0].arrives;
+  const Time deferred = connection.settles + static_cast<Time>(listener.defer_s) * kSecond;
+  return std::max(connection.settles, std::min({first, deferred, connection.ends, connection.resets}));
+}
+
+int Tcp::accept(Id id) {
+  End& listener = end(id);
+  for (std::size_t i = 0; i < listener.backlog_count; ++i) {
+    const Id accepted = listener.backlog[i];
+    if (acceptable(listener, end(accepted)) > now()) continue;
+    for (std::size_t k = i + 1; k < listener.backlog_count; ++k) listener.backlog[k - 1] = listener.backlog[k];
+    --listener.backlog_count;
+    return accepted;
+  }
+  return -EAGAIN;
+}
+
+// A piece is kept until all of it is read, so what lies before the first one is read.
+std::uint64_t Tcp::arrived(const End& end) {
+  std::uint64_t position = end.sent;
+  for (std::size_t i = end.piece_count; i-- > 0 && end.pieces[i].arrives > now();) {
+    position = i == 0 ? end.read : end.pieces[i - 1].end;
+  }
+  return std::max(position, end.read);
+}
+
+void Tcp::add_piece(End& end, std::uint64_t position) {
+  end.last_arrival = std::max(end.last_arrival, now() + latency());
+  end.pieces[end.piece_count++] = {position, end.last_arrival};
+}
+
+std::int64_t Tcp::send(Id id, const void* data, std::size_t bytes) {
+  End& own = end(id);
+  if (own.state == State::kRefused || own.write_closed) return -EPIPE;
+  if (own.state != State::kConnected && !(own.state == State::kConnecting && own.settles <= now())) return -EAGAIN;
+  if (own.is_reset()) return own.reset_reported ? -EPIPE : (own.reset_reported = true, -ECONNRESET);
+  if (own.peer == kNone) {  // it answers with a reset
+    own.resets = std::min(own.resets, now() + latency() + latency());
+    return static_cast<std::int64_t>(bytes);
+  }
+  End& other = end(own.peer);
+  if (other.is_full()) return -EAGAIN;
+  std::size_t taken = std::min(bytes, kBufferBytes - static_cast<std::size_t>(other.sent - other.read));
+  if (one_in(8)) taken = 1 + random_below(taken);
+  for (std::size_t i = 0; i < taken; ++i) {
+    other.buffer[(other.sent + i) % kBufferBytes] = static_cast<const char*>(data)[i];
+  }
+  if (taken > 1 && one_in(4)) add_piece(other, other.sent + 1 + random_below(taken - 1));
+  other.sent += taken;
+  add_piece(other, other.sent);
+  return static_cast<std::int64_t>(taken);
+}
+
+std::int64_t Tcp::receive(Id id, void* data, std::size_t bytes, bool peek) {
+  End& own = end(id);
+  if (own.state == State::kRefused) return -ECONNREFUSED;
+  if (own.state != State::kConnected && own.state != State::kConnecting) return -ENOTCONN;
+  std::size_t given = std::min(bytes, static_cast<std::size_t>(arrived(own) - own.read));
+  if (given == 0) {
+    if (own.is_reset()) return own.reset_reported ? 0 : (own.reset_reported = true, -ECONNRESET);
+    return own.has_ended() ? 0 : -EAGAIN;
+  }
+  if (one_in(8)) given = 1 + random_below(given);
+  for (std::size_t i = 0; i < given; ++i) {
+    static_cast<char*>(data)[i] = own.buffer[(own.read + i) % kBufferBytes];
+  }
+  if (peek) return static_cast<std::int64_t>(given);
+  own.read += given;
+  std::size_t gone = 0;
+  while (gone < own.piece_count && own.pieces[gone].end <= own.read) ++gone;
+  for (std::size_t i = gone; i < own.piece_count; ++i) own.pieces[i - gone] = own.pieces[i];
+  own.piece_count -= gone;
+  return static_cast<std::int64_t>(given);
+}
+
+int Tcp::shut_down(Id id, int how) {
+  End& own = end(id);
+  if (own.state != State::kConnected && own.state != State::kConnecting) return -ENOTCONN;
+  if (how == SHUT_RD) return 0;
+  if (!own.write_closed && own.peer != kNone) {
+    End& other = end(own.peer);
+    other.ends = other.last_arrival = std::max(other.last_arrival, now() + latency());
+  }
+  own.write_closed = true;
+  return 0;
+}
+
+void Tcp::close(Id id) {
+  End& own = end(id);
+  for (std::size_t i = 0; i < own.backlog_count; ++i) {
+    end(own.backlog[i]).resets_on_close = true;
+    close(own.backlog[i]);
+  }
+  if (own.peer != kNone) {
+    End& other = end(own.peer);
+    if (own.resets_on_close || own.sent != own.read) {
+      other.resets = std::max(now() + latency(), other.settles);
+    } else {
+      shut_down(id, SHUT_RDWR);
+    }
+    other.peer = kNone;
+  }
+  own.state = State::kFree;
+}
+
+void Tcp::close_all_of(std::size_t process) {
+  for (std::size_t i = 0; i < kMaxEnds; ++i) {
+    if (ends_[i].state != State::kFree && ends_[i].process == process) close(static_cast<Id>(i));
+  }
+}
+
+int Tcp::take_error(Id id) {
+  End& own = end(id);
+  if (own.state == State::kRefused && own.settles <= now()) {
+    own = {};
+    own.state = State::kNew;
+    return ECONNREFUSED;
+  }
+  if (own.is_reset() && !own.reset_reported) {
+    own.reset_reported = true;
+    return ECONNRESET;
+  }
+  return 0;
+}
+
+int Tcp::unacknowledged(Id id) const {
+  const Id peer = end(id).peer;
+  return peer == kNone ? 0 : static_cast<int>(end(peer).sent - arrived(end(peer)));
+}
+
+bool Tcp::is_established(Id id) const {
+  const End& own = end(id);
+  const bool made = own.state == State::kConnected || (own.state == State::kConnecting && own.settles <= now());
+  return made && !own.is_reset() && !own.has_ended() && !own.write_closed;
+}
+
+short Tcp::events(Id id) const {
+  const End& own = end(id);
+  constexpr short kFailed = POLLIN | POLLOUT | POLLERR | POLLHUP | POLLRDHUP;
+  switch (own.state) {
+    case State::kFree:
+      return POLLNVAL;
+    case State::kNew:
+      return POLLOUT | POLLHUP;
+    case State::kListening:
+      for (std::size_t i = 0; i < own.backlog_count; ++i) {
+        if (acceptable(own, end(own.backlog[i])) <= now()) return POLLIN;
+      }
+      return 0;
+    case State::kRefused:
+      return own.settles <= now() ? kFailed : short{0};
+    case State::kConnecting:
+      if (own.settles > now()) return 0;
+      break;
+    case State::kConnected:
+      break;
+  }
+  if (own.is_reset()) return kFailed;
+  int found = 0;
+  if (arrived(own) > own.read) found |= POLLIN;
+  if (own.has_ended()) found |= POLLIN | POLLRDHUP | (own.write_closed ? POLLHUP : 0);
+  if (own.peer == kNone || !end(own.peer).is_full()) found |= POLLOUT;
+  return static_cast<short>(found);
+}
+
+Time Tcp::next_arrival(const End& end) {
+  for (std::size_t i = 0; i < end.piece_count; ++i) {
+    if (end.pieces[i].arrives > now()) return end.pieces[i].arrives;
+  }
+  return kNever;
+}
+
+Time Tcp::next_change(Id id) const {
+  const End& own = end(id);
+  const auto future = [](Time time) { return time > now() ? time : kNever; };
+  Time next = std::min({next_arrival(own), future(own.ends), future(own.resets), future(own.settles)});
+  for (std::size_t i = 0; i < own.backlog_count; ++i) {
+    next = std::min(next, future(acceptable(own, end(own.backlog[i]))));
+  }
+  return next;
+}
+
+}  // namespace simulation
