@@ -8,6 +8,7 @@ namespace verbatim {
 
 constexpr std::uint64_t kNanosecondsPerSecond = 1'000'000'000;
 constexpr std::uint64_t kNanosecondsPerMillisecond = 1'000'000;
+constexpr std::uint64_t kNever = ~std::uint64_t{0};  // a deadline
 
 inline std::uint64_t monotonic_ns() {
   timespec now{};

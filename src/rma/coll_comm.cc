@@ -68,39 +68,35 @@ Status CollComm::connect_further() {
     return connected.error();
   }
   // A rank may send at any time that a lane has failed.
-  for (const PeerRank& peer : ranks_.all()) {
-    for (const int fd : peer.channel->fds()) {
-      if (fd != peer.channel->fd()) {
-        if (const Status watched = watch(peer, fd); !watched) return watched.error();
-      }
-      settings_.monitor.socket_ends().watch_messages(fd);
+  reads_messages_.store(true);
+  for (std::size_t i = 0; i < sockets_.size(); ++i) {
+    for (const int fd : ranks_.all()[i].channel->fds()) {
+      if (const Status watched = watch(i, fd, EventHandler::kReadableOnce); !watched) return watched.error();
     }
   }
   return {};
 }
 
-Status CollComm::watch(const PeerRank& peer, int fd) {
-  auto observer = std::make_unique<Observer>(*this, peer, fd);
-  if (const Status watched = settings_.monitor.socket_ends().watch(fd, *observer); !watched) {
-    VERBATIM_WARN("watching the connection to %s failed: %s", peer.name.c_str(), to_string(watched.error()).c_str());
-    return watched.error();
+Status CollComm::watch(std::size_t peer, int fd, EventHandler::Event event) {
+  const Status watched = sockets_[peer]->watch(fd, event, fd);
+  if (!watched) {
+    VERBATIM_WARN("watching the connection to %s failed: %s", ranks_.all()[peer].name.c_str(),
+                  to_string(watched.error()).c_str());
   }
-  observers_.push_back(std::move(observer));
-  return {};
+  return watched;
 }
 
 Status CollComm::prepare() {
   Result<ControlMemory> scratch = ControlMemory::create(ports_, kScratchBytes);
   if (!scratch) return scratch.error();
   scratch_ = std::move(*scratch);
-  for (const PeerRank& peer : ranks_.all()) {
-    if (const Status watched = watch(peer, peer.channel->fd()); !watched) return watched.error();
+  for (std::size_t i = 0; i < ranks_.all().size(); ++i) {
+    sockets_.push_back(
+        std::make_unique<EventHandler>(settings_.monitor.loop(), [this, i](int fd) { receive_from(i, fd); }));
+    if (const Status watched = watch(i, ranks_.all()[i].channel->fd(), EventHandler::kEndOnce); !watched)
+      return watched;
   }
   return {};
-}
-
-CollComm::~CollComm() {
-  for (const std::unique_ptr<Observer>& observer : observers_) settings_.monitor.socket_ends().unwatch(observer->fd());
 }
 
 Error CollComm::fail_exception(const char* call) noexcept {
@@ -225,7 +221,8 @@ void CollComm::pass_on_lanes(const PeerRank& peer) {
 }
 
 // The monitoring thread.
-void CollComm::receive_from(const PeerRank& peer) noexcept {
+void CollComm::receive_from(std::size_t index, int fd) noexcept {
+  const PeerRank& peer = ranks_.all()[index];
   try {
     peer.channel->receive();
     pass_on_lanes(peer);
@@ -234,6 +231,8 @@ void CollComm::receive_from(const PeerRank& peer) noexcept {
   }
   ranks_.wake();
   if (peer.channel->end() != Channel::End::kOpen) peer_ended(peer);
+  if (!reads_messages_.load() || !peer.channel->works(fd)) return;
+  static_cast<void>(sockets_[index]->watch(fd, EventHandler::kReadableOnce, fd));
 }
 
 // The monitoring thread, or create_contexts.

@@ -48,7 +48,6 @@ class CollComm {
   // `ports`: that of the device, then those with which it shares its lanes.
   static Result<std::unique_ptr<CollComm>> create(const CollSettings& settings, std::vector<const Port*> ports,
                                                   std::vector<PeerRank> peers, std::uint32_t rank);
-  ~CollComm();
   CollComm(const CollComm&) = delete;
   CollComm& operator=(const CollComm&) = delete;
 
@@ -71,19 +70,6 @@ class CollComm {
   bool wait_for_ends(std::uint64_t deadline_ns) const { return ranks_.wait_for_ends(deadline_ns); }
 
  private:
-  // The end of the connection to one rank, and its messages where ranks have several lanes.
-  class Observer final : public SocketEndObserver {
-   public:
-    Observer(CollComm& comm, const PeerRank& peer, int fd) : comm_(comm), peer_(peer), fd_(fd) {}
-    void socket_ready() noexcept override { comm_.receive_from(peer_); }
-    bool socket_is_open() const noexcept override { return peer_.channel->works(fd_); }
-    int fd() const { return fd_; }
-
-   private:
-    CollComm& comm_;
-    const PeerRank& peer_;
-    const int fd_;
-  };
   struct CreatedSet {
     std::unique_ptr<ContextSet> set;
     std::unique_ptr<StallWatch> watch = nullptr;  // of a set in use
@@ -99,12 +85,13 @@ class CollComm {
            std::uint32_t rank);
 
   Status prepare();
-  Status watch(const PeerRank& peer, int fd);
+  Status watch(std::size_t peer, int fd, EventHandler::Event event);
   // Where ranks have several ports.
   Status connect_further();
   // From the exchange of connect: how many ports each rank has. An error has been logged.
   Status read_port_counts(const std::vector<wire::RmaExchange>& received);
-  void receive_from(const PeerRank& peer) noexcept;
+  // The monitoring thread, for a socket of the peer with that index.
+  void receive_from(std::size_t index, int fd) noexcept;
   void pass_on_lanes(const PeerRank& peer) VERBATIM_EXCLUDES(lanes_mutex_);
   void pass_on(std::uint32_t rank, const wire::RmaLane& message) VERBATIM_REQUIRES(lanes_mutex_);
   void add_lanes(ContextSet& set) VERBATIM_EXCLUDES(lanes_mutex_);
@@ -127,8 +114,8 @@ class CollComm {
   PeerRanks ranks_;
   Failures failures_;
   std::optional<ControlMemory> scratch_;
-  std::vector<std::unique_ptr<Observer>> observers_;  // those that the monitor knows
   std::atomic<std::size_t> contexts_in_use_{0};
+  std::atomic<bool> reads_messages_{false};
   mutable Mutex mutex_;  // held during collective calls
   std::vector<CreatedSet> sets_ VERBATIM_GUARDED_BY(mutex_);
   std::uint32_t sets_made_ VERBATIM_GUARDED_BY(mutex_) = 0;
@@ -141,6 +128,9 @@ class CollComm {
   std::optional<Buffer> repeats_ VERBATIM_GUARDED_BY(mutex_);
   // A buffer whose registration as dma-buf has failed because of another rank.
   std::optional<Buffer> refused_ VERBATIM_GUARDED_BY(mutex_);
+  // By peer: the ends of its connections, and their messages where ranks have several lanes. Last, because the calls of
+  // the monitor need the others.
+  std::vector<std::unique_ptr<EventHandler>> sockets_;
 };
 
 }  // namespace verbatim::rma

@@ -357,7 +357,7 @@ std::uint64_t Failover::advance() noexcept {
   try {
     {
       const MutexLock lock(mutex_);
-      std::uint64_t due_ns = Worker::kNever;
+      std::uint64_t due_ns = kNever;
       job = next_job(monotonic_ns(), due_ns);
       if (job.action == Action::kNothing) return due_ns;
     }

@@ -7,6 +7,7 @@
 #include <thread>
 #include <utility>
 
+#include "base/clock.h"
 #include "base/mutex.h"
 #include "base/result.h"
 
@@ -22,7 +23,6 @@ class Worker {
   // Does a piece of the work, on the thread, without a lock. Returns when the next one is due, in nanoseconds of the
   // monotonic clock: 0 is at once, and kNever not before the next call of wake(). It must not throw.
   using Work = std::function<std::uint64_t()>;
-  static constexpr std::uint64_t kNever = ~std::uint64_t{0};
 
   Worker(const char* name, Work work) : name_(name), work_(std::move(work)) {}
   // Waits for the piece that is being done. The caller has no mutex that the work locks.

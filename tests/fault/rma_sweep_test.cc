@@ -115,6 +115,7 @@ TEST_P(RmaSweep, EachSystemCallFails_BothRanksFailOrNone) {
                                    {"epoll_create1", {EMFILE}},
                                    {"epoll_ctl", {ENOSPC}},
                                    {"epoll_wait", {EINTR}, nullptr, kRepeated},
+                                   {"timerfd_create", {EMFILE}},
                                    {"eventfd", {EMFILE}},
                                    {"getifaddrs", {EMFILE}, "network interfaces"},
                                    {"gethostname", {EFAULT}},

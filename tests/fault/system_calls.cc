@@ -119,6 +119,7 @@ INTERPOSE(int, epoll_ctl, -1, (int epoll, int operation, int fd, epoll_event* ev
 INTERPOSE(int, epoll_wait, -1, (int epoll, epoll_event* events, int max_events, int timeout),
           (epoll, events, max_events, timeout))
 INTERPOSE(int, eventfd, -1, (unsigned initial, int flags), (initial, flags))
+INTERPOSE(int, timerfd_create, -1, (int clock, int flags), (clock, flags))
 INTERPOSE(int, getifaddrs, -1, (ifaddrs * *list), (list))
 INTERPOSE(int, gethostname, -1, (char* name, std::size_t bytes), (name, bytes))
 INTERPOSE(ssize_t, getrandom, -1, (void* data, std::size_t bytes, unsigned flags), (data, bytes, flags))

@@ -5,6 +5,7 @@
 #include <sys/eventfd.h>
 #include <sys/file.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -24,6 +25,29 @@ int simulated_eventfd(unsigned initial, int flags) {
   if (fd >= 0) descriptors().add_real(fd);
   record("eventfd", fd);
   return fd;
+}
+
+SIMULATE(int, timerfd_create, (int clock, int flags), (clock, flags))
+int simulated_timerfd_create(int clock, int flags) {
+  if (clock != CLOCK_MONOTONIC || (flags & TFD_NONBLOCK) == 0) fail_run("a timer that the simulation does not know");
+  const int fd = next_timerfd_create(clock, flags);
+  if (fd >= 0) descriptors().add_timer(fd);
+  record("timerfd_create", fd);
+  return fd;
+}
+
+SIMULATE(int, timerfd_settime, (int fd, int flags, const itimerspec* time, itimerspec* before),
+         (fd, flags, time, before))
+int simulated_timerfd_settime(int fd, int flags, const itimerspec* time, itimerspec* before) {
+  Time* const end = descriptors().timer(fd);
+  if (end == nullptr || flags != TFD_TIMER_ABSTIME || duration_of(time->it_interval) != 0 || before != nullptr) {
+    fail_run("a timer that the simulation does not know");
+  }
+  step("timerfd_settime");
+  *end = duration_of(time->it_value) == 0 ? kNever : time_of(CLOCK_MONOTONIC, time->it_value);
+  descriptors_changed();
+  record("timerfd_settime", 0);
+  return 0;
 }
 
 SIMULATE(int, pipe2, (int* ends, int flags), (ends, flags))
@@ -130,6 +154,7 @@ SIMULATE(ssize_t, read, (int fd, void* data, std::size_t bytes), (fd, data, byte
 ssize_t simulated_read(int fd, void* data, std::size_t bytes) {
   if (!descriptors().is_known(fd)) return next_read(fd, data, bytes);
   if (descriptors().socket(fd) != Tcp::kNone) return ::recv(fd, data, bytes, 0);
+  if (descriptors().timer(fd) != nullptr) fail_run("a read of a timer");
   step("read");
   wait_until_ready("read", fd, POLLIN);
   const ssize_t result = next_read(fd, data, bytes);

@@ -52,12 +52,14 @@ std::size_t Descriptors::count() const {
 short Descriptors::events(int fd) const {
   if (kind(fd) == Kind::kSocket) return tcp().events(socket(fd));
   if (kind(fd) == Kind::kEpoll) fail_run("a wait for a set of epoll, which is in memory");
+  if (kind(fd) == Kind::kTimer) return table_[index(fd)].timer_end <= now() ? POLLIN : short{0};
   pollfd real{fd, POLLIN | POLLOUT | POLLRDHUP, 0};
   static_cast<void>(original_poll(&real, 1, 0));
   return real.revents;
 }
 
 Time Descriptors::next_change(int fd) const {
+  if (kind(fd) == Kind::kTimer) return table_[index(fd)].timer_end;
   return kind(fd) == Kind::kSocket ? tcp().next_change(socket(fd)) : kNever;
 }
 

@@ -1,6 +1,6 @@
 // The descriptors of a simulated process on which somebody may wait. Each has a real descriptor, so that its number and
-// its life are the kernel's. Sockets and sets of epoll are in memory; event counters and pipes are real, because only
-// simulated threads write to them.
+// its life are the kernel's. Sockets, sets of epoll and timers are in memory; event counters and pipes are real,
+// because only simulated threads write to them.
 #pragma once
 
 #include <sys/epoll.h>
@@ -15,10 +15,13 @@ namespace simulation {
 
 class Descriptors {
  public:
-  void add_socket(int fd, Tcp::Id socket) { table_.at(index(fd)) = {Kind::kSocket, socket, {}}; }
-  void add_epoll(int fd) { table_.at(index(fd)) = {Kind::kEpoll, Tcp::kNone, {}}; }
+  void add_socket(int fd, Tcp::Id socket) { table_.at(index(fd)) = {Kind::kSocket, socket}; }
+  void add_epoll(int fd) { table_.at(index(fd)) = {Kind::kEpoll}; }
+  void add_timer(int fd) { table_.at(index(fd)) = {Kind::kTimer}; }
   // An event counter or a pipe.
-  void add_real(int fd) { table_.at(index(fd)) = {Kind::kReal, Tcp::kNone, {}}; }
+  void add_real(int fd) { table_.at(index(fd)) = {Kind::kReal}; }
+  // Of a timer, when it ends; kNever: it is not set.
+  Time* timer(int fd) { return kind(fd) == Kind::kTimer ? &table_[index(fd)].timer_end : nullptr; }
   // Before it is closed. The sets of epoll forget it.
   void remove(int fd);
 
@@ -37,7 +40,7 @@ class Descriptors {
   Time next_change_of_set(int epoll) const;
 
  private:
-  enum class Kind { kOther, kSocket, kEpoll, kReal };
+  enum class Kind { kOther, kSocket, kEpoll, kTimer, kReal };
   struct Watch {
     epoll_event event;
     bool armed;
@@ -45,7 +48,8 @@ class Descriptors {
   struct Descriptor {
     Kind kind = Kind::kOther;
     Tcp::Id socket = Tcp::kNone;
-    std::map<int, Watch> watched;
+    std::map<int, Watch> watched = {};
+    Time timer_end = kNever;
   };
   static constexpr std::size_t kMax = 1024;
 

@@ -8,6 +8,7 @@
 #include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
+#include <sys/timerfd.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -18,6 +19,7 @@
 #include <thread>
 
 #include "simulation/captured_run.h"
+#include "simulation/clock.h"
 #include "simulation/test_sockets.h"
 
 namespace simulation {
@@ -183,6 +185,36 @@ TEST(Network, Epoll_ReportsWhatIsArmed) {
     ::close(counter);
     ::close(epoll);
     return twice && nothing && woken && disarmed && armed;
+  });
+  EXPECT_TRUE(result.passed);
+}
+
+TEST(Network, Timer_EndsWhenItWasSetLast) {
+  const Result result = run({}, [] {
+    const int epoll = ::epoll_create1(EPOLL_CLOEXEC);
+    const int timer = ::timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    epoll_event event{};
+    event.events = EPOLLIN;
+    ::epoll_ctl(epoll, EPOLL_CTL_ADD, timer, &event);
+    const auto set = [&](Time end) {
+      const itimerspec time{{}, to_timespec(end == 0 ? 0 : kBeginOfOthers + end)};
+      return ::timerfd_settime(timer, TFD_TIMER_ABSTIME, &time, nullptr) == 0;
+    };
+    epoll_event found{};
+    const auto waits = [&](int ms) { return ::epoll_wait(epoll, &found, 1, ms) == 1; };
+    const bool nothing = !waits(1000);
+    std::thread setter([&] {
+      std::this_thread::sleep_for(2s);
+      set(5 * kSecond);
+    });
+    const bool at_nine = set(9 * kSecond);
+    const bool at_five = waits(-1) && now() >= 5 * kSecond && now() < 6 * kSecond;
+    const bool off = waits(0) && set(7 * kSecond) && set(0) && !waits(3000);
+    const bool over = set(1) && waits(-1) && now() < 10 * kSecond;
+    setter.join();
+    ::close(timer);
+    ::close(epoll);
+    return nothing && at_nine && at_five && off && over;
   });
   EXPECT_TRUE(result.passed);
 }

@@ -24,7 +24,7 @@ def call(*names):
 
 
 THREAD = rf"\bstd::j?thread(?: \w+)?[({{]|{call('pthread_create', 'std::async')}"
-# A poll without a timeout does not wait. Members named wait are those of condition variables and of the monitor's poller.
+# A poll without a timeout does not wait. Members named wait are those of condition variables and similar ones.
 WAIT = (
     rf"{call('usleep', 'nanosleep', 'sched_yield', 'sleep_for', 'sleep_until', 'yield', 'epoll_wait')}"
     r"|(?<!\w)::p?(?:poll|select)\((?!(?:[^()]|\([^()]*\))*, 0\))|(?:\.|->)wait(?:_for|_until)?\("
@@ -76,7 +76,7 @@ def longest_file(texts):
 
 
 LIMITS = {
-    "lines of code": (code_lines, 22002),
+    "lines of code": (code_lines, 22000),
     "lines of the longest file": (longest_file, 544),
     "functions of Comm": (functions("Comm", "src/net/"), 144),
     "virtual functions of Comm": (functions("Comm", "src/net/", "virtual "), 33),
@@ -93,7 +93,7 @@ LIMITS = {
     "blocking waits": (places(WAIT), 17),
     "blocking waits of the data path": (places(WAIT, DATA_PATH), 4),
     "files that ask for the time": (files(call("monotonic_ns")), 27),
-    "files that name a lane": (files(r"(?<![Pp])[Ll]ane"), 66),
+    "files that name a lane": (files(r"(?<![Pp])[Ll]ane"), 65),
 }
 
 

@@ -2,9 +2,12 @@
 
 #include <cstring>
 #include <new>
+#include <utility>
 
 #include "base/clock.h"
 #include "base/socket.h"
+#include "net/monitor/lost_channels.h"
+#include "net/monitor/peer_messages.h"
 
 namespace verbatim {
 
@@ -60,9 +63,9 @@ void MonitoredConnection::fail(ErrorKind kind, const char* why) {
   comm->set_event(CommEvent::kFailedByMonitor);
 }
 
-void LostChannel::drop_attempt(const Poller& poller) {
+void LostChannel::drop_attempt(const EventHandler& handler) {
   if (!attempt) return;
-  poller.remove(attempt.get());
+  handler.unwatch(attempt.get());
   close_with_reset(attempt);
   resume_sent = false;
 }
@@ -71,16 +74,33 @@ void LostChannel::drop_offered() {
   if (offered) close_with_reset(offered);
 }
 
+ConnectionTable::ConnectionTable(EventHandler::Due attend)
+    : handler(
+          loop,
+          [this](int key) {
+            const MutexLock lock(mutex);
+            MonitoredConnection* const found = find(key);
+            if (found == nullptr) return;
+            if (found->lost != nullptr && found->lost->attempt) advance_attempt(*this, *found);
+            read_peer_messages(*this, *found);
+          },
+          std::move(attend)) {}
+
+MonitoredConnection* ConnectionTable::find(int key) {
+  const auto found = connections.find(key);
+  return found != connections.end() ? &found->second : nullptr;
+}
+
 void ConnectionTable::end_loss(MonitoredConnection& connection) {
   if (connection.lost == nullptr) return;
-  connection.lost->drop_attempt(poller);
+  connection.lost->drop_attempt(handler);
   connection.lost->drop_offered();
   if (connection.lost->reported) --reported_losses;
   connection.lost.reset();
 }
 
 void ConnectionTable::forget(MonitoredConnection& connection) {
-  poller.remove(connection.comm->side_channel().get());
+  handler.unwatch(connection.comm->side_channel().get());
   end_loss(connection);
   if (connection.resumable) {
     // A notice that was sent on a side channel that was lost then did not arrive.

@@ -16,12 +16,12 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/socket_interface.h"
-#include "net/monitor/deadlines.h"
-#include "net/monitor/poller.h"
 #include "net/monitor/stall_detector.h"
 #include "net/transfer/comm.h"
 #include "net/transfer/side_channel.h"
 #include "net/transfer/side_channel_source.h"
+#include "runtime/deadlines.h"
+#include "runtime/event_loop.h"
 
 namespace verbatim {
 
@@ -30,7 +30,7 @@ class DeviceCalls;
 // A side channel that has ended with an error, or lies on a lane that is down, and is made again (lost_channels.h).
 struct LostChannel {
   // Close with a reset: `attempt`, and `offered`.
-  void drop_attempt(const Poller& poller);
+  void drop_attempt(const EventHandler& handler);
   void drop_offered();
 
   // Addresses of the peer, in the order in which they are tried.
@@ -149,8 +149,16 @@ struct ConnectionTable {
     bool unowned_queue = false;  // a QP or CQ of the device, of no watched comm
   };
 
-  // The monitor looks at the connection at its next wake-up.
-  void mark_changed(MonitoredConnection& connection) VERBATIM_REQUIRES(mutex) { deadlines.set(connection, 0); }
+  // `attend` does what is due.
+  explicit ConnectionTable(EventHandler::Due attend);
+
+  // nullptr: it is closed.
+  MonitoredConnection* find(int key) VERBATIM_REQUIRES(mutex);
+  // The monitor looks at the connection at once.
+  void mark_changed(MonitoredConnection& connection) VERBATIM_REQUIRES(mutex) {
+    deadlines.set(connection, 0);
+    handler.call_at(0);
+  }
   // The connection ends: its descriptor is no longer polled, and its side channel is not made again. The caller removes
   // it from `connections`.
   void forget(MonitoredConnection& connection) VERBATIM_REQUIRES(mutex);
@@ -170,7 +178,8 @@ struct ConnectionTable {
     std::string text;
   };
 
-  Poller poller;  // any thread, with or without the mutex
+  EventLoop loop;
+  EventHandler handler;  // of side channels and LostChannel::attempt, by the keys of `connections`; and of what is due
   Mutex mutex;
   std::condition_variable_any changed;  // QP states were read, or a closed comm was destroyed
   Connections connections VERBATIM_GUARDED_BY(mutex);

@@ -7,10 +7,18 @@
 namespace verbatim {
 
 DeviceCalls::DeviceCalls(ConnectionTable& table, const Device* device, std::uint32_t index)
-    : device_(device), index_(index), worker_("verbatim-verbs", [this, &table] {
+    : device_(device),
+      index_(index),
+      handler_(table.loop,
+               [this, &table](int) {
+                 const MutexLock lock(table.mutex);
+                 events_requested_ = true;
+                 start(table);
+               }),
+      worker_("verbatim-verbs", [this, &table] {
         const MutexLock lock(table.mutex);
         make_call(table);
-        return has_calls() ? 0 : Worker::kNever;
+        return has_calls() ? 0 : kNever;
       }) {}
 
 void DeviceCalls::request_qp_state(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now) {
@@ -59,7 +67,7 @@ void DeviceCalls::start(ConnectionTable& table) noexcept {
 void DeviceCalls::make_call(ConnectionTable& table) noexcept {
   if (std::exchange(events_requested_, false)) {
     table.mutex.unlock();
-    read_device_events(table, *device_, index_);
+    read_device_events(table, *device_, index_, handler_);
     table.mutex.lock();
   } else if (requests_ != nullptr) {
     MonitoredConnection& connection = *std::exchange(requests_, requests_->next_request);
@@ -82,7 +90,6 @@ void DeviceCalls::make_call(ConnectionTable& table) noexcept {
     }
     table.mark_changed(connection);
     table.changed.notify_all();
-    table.poller.wake();
   } else if (!closed_.empty()) {
     ConnectionTable::Connections::node_type closed = closed_.extract(closed_.begin());
     table.mutex.unlock();

@@ -17,7 +17,8 @@ class DeviceCalls {
  public:
   // `device`: whose events it reads, and its index in the table. nullptr for several devices: each reads its own.
   DeviceCalls(ConnectionTable& table, const Device* device, std::uint32_t index);
-  void read_events() { events_requested_ = true; }
+  // Of the device's events.
+  const EventHandler& handler() const { return handler_; }
   // These three: a second request changes nothing while the first is open.
   static void request_qp_state(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
       VERBATIM_REQUIRES(table.mutex);
@@ -44,6 +45,7 @@ class DeviceCalls {
   MonitoredConnection* requests_ = nullptr;      // a list, the oldest first: MonitoredConnection::next_request
   MonitoredConnection* last_request_ = nullptr;  // of a list that is not empty
   ConnectionTable::Connections closed_;
+  EventHandler handler_;
   Worker worker_;
 };
 

@@ -54,7 +54,6 @@ void set_comm_events(ConnectionTable& table, const Device& device, std::uint32_t
       if (!down) comm.port_up(device, port);
       table.mark_changed(connection);
     }
-    table.poller.wake();
   }
   if (!ends_qp && type != IBV_EVENT_CQ_ERR) return;
   bool found = false;
@@ -107,7 +106,6 @@ void take_lanes_down(ConnectionTable& table, const Device& device, std::uint8_t 
     connection.comm->gid_changed(device, port_num, gid);
     table.mark_changed(connection);
   }
-  table.poller.wake();
 }
 
 // A lane keeps the address that it was made with: a change matters only where it is that of a lane. Lanes whose address
@@ -180,14 +178,15 @@ void log_event(ConnectionTable& table, const Device& device, const ibv_async_eve
 
 }  // namespace
 
-Status open_device_events(const ConnectionTable& table, const Device& device, std::uint32_t index) {
+Status open_device_events(const Device& device, const EventHandler& handler) {
   const int fd = device.context()->async_fd;
   const int flags = ::fcntl(fd, F_GETFL);
   if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) return system_error("fcntl", errno);
-  return table.poller.add_one_shot(fd, PollSource::kDevice, index);
+  return handler.watch(fd, EventHandler::kReadableOnce);
 }
 
-void read_device_events(ConnectionTable& table, const Device& device, std::uint32_t index) {
+void read_device_events(ConnectionTable& table, const Device& device, std::uint32_t index,
+                        const EventHandler& handler) {
   const Verbs& verbs = device.verbs();
   const char* const name = device.name().c_str();
   const int fd = device.context()->async_fd;
@@ -206,12 +205,12 @@ void read_device_events(ConnectionTable& table, const Device& device, std::uint3
     }
     verbs.ack_async_event(&event);
   }
-  if ((errno == EAGAIN || errno == EINTR) && table.poller.rearm(fd, PollSource::kDevice, index)) return;
+  if ((errno == EAGAIN || errno == EINTR) && handler.watch(fd, EventHandler::kReadableOnce)) return;
   // The descriptor of a device that was removed stays readable: it is not polled any more.
   const char* const why = std::strerror(errno);
   VERBATIM_WARN("%s: no more events can be read from the device: %s; its %zu connections fail. Next: 'dmesg | grep %s'",
                 name, why, count_connections(table, device, 0), name);
-  table.poller.remove(fd);
+  handler.unwatch(fd);
   const MutexLock lock(table.mutex);
   fail_device(table, device, index);
 }

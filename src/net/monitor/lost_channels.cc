@@ -64,7 +64,7 @@ std::uint64_t pause_ns(const MonitoredConnection& connection) {
 
 void give_up_attempt(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
     VERBATIM_REQUIRES(table.mutex) {
-  connection.lost->drop_attempt(table.poller);
+  connection.lost->drop_attempt(table.handler);
   connection.lost->attempt_ns = now + pause_ns(connection);
   ++connection.lost->failed_attempts;
   if (connection.lost->comm_failed &&
@@ -103,8 +103,8 @@ void begin_attempt(ConnectionTable& table, MonitoredConnection& connection, std:
   lost.attempt = std::move(*socket);
   const bool is_short = lost.target_count > 1 && lost.failed_attempts < lost.target_count;
   lost.attempt_ns = now + (is_short ? kFirstAttemptTimeoutNs : kAttemptTimeoutNs);
-  const auto id = static_cast<std::uint32_t>(connection.comm->side_channel().get());
-  if (!table.poller.add_writable(connection.lost->attempt.get(), PollSource::kAttempt, id)) {
+  const int key = connection.comm->side_channel().get();
+  if (!table.handler.watch(connection.lost->attempt.get(), EventHandler::kWritableOnce, key)) {
     give_up_attempt(table, connection, now);
   }
 }
@@ -201,14 +201,14 @@ bool begin_loss(MonitoredConnection& connection, int error, bool moves) {
 bool replace_channel(ConnectionTable& table, MonitoredConnection& connection, UniqueFd socket, bool dialed)
     VERBATIM_REQUIRES(table.mutex) {
   const int fd = connection.comm->side_channel().get();
-  table.poller.remove(fd);
-  table.poller.remove(socket.get());
+  table.handler.unwatch(fd);
+  table.handler.unwatch(socket.get());
   set_low_water(socket, 1);
   // The old one, or the new one if a call fails, ends with a reset: an end of file is the end of the process.
   set_reset_on_close(connection.comm->side_channel());
   set_reset_on_close(socket);
   if (::dup3(socket.get(), fd, O_CLOEXEC) < 0) return false;
-  if (!table.poller.add(fd, PollSource::kConnection, static_cast<std::uint32_t>(fd))) return false;
+  if (!table.handler.watch(fd, EventHandler::kReadable, fd)) return false;
   set_reset_on_close(connection.comm->side_channel(), false);
   connection.channel.reset();
   connection.dialed = dialed;
@@ -257,7 +257,7 @@ void use_channel(ConnectionTable& table, MonitoredConnection& connection, Unique
 bool lose_channel(ConnectionTable& table, MonitoredConnection& connection, int error) {
   table.end_loss(connection);  // it may have been moving
   if (!begin_loss(connection, error, false)) return false;
-  table.poller.remove(connection.comm->side_channel().get());
+  table.handler.unwatch(connection.comm->side_channel().get());
   connection.channel.reset();
   connection.close_sent = false;  // it may not have arrived
   connection.comm->set_channel(ChannelState::kLost, static_cast<std::uint32_t>(error));
@@ -325,26 +325,26 @@ void advance_attempt(ConnectionTable& table, MonitoredConnection& connection) {
   table.mark_changed(connection);
   if (connection.lost == nullptr || !connection.lost->attempt) return;
   LostChannel& lost = *connection.lost;
-  const auto id = static_cast<std::uint32_t>(connection.comm->side_channel().get());
+  const int key = connection.comm->side_channel().get();
   if (!lost.resume_sent) {
     const Result<bool> connected = tcp_connected(lost.attempt);
     if (is_peers_for_sure(connection)) {
       set_refused(lost, !connected && connected.error().sys_errno == ECONNREFUSED, monotonic_ns());
     }
     if (connected && !*connected) {
-      if (table.poller.rearm_writable(lost.attempt.get(), PollSource::kAttempt, id)) return;
+      if (table.handler.watch(lost.attempt.get(), EventHandler::kWritableOnce, key)) return;
     } else if (connected) {
       const wire::Notice resume = wire::Notice::resume(connection.end().other());
       const std::span<const std::uint8_t> bytes = resume.bytes();
       const ssize_t sent = ::send(lost.attempt.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       lost.resume_sent = sent == static_cast<ssize_t>(bytes.size());
       set_low_water(lost.attempt, wire::kHeaderBytes);
-      if (lost.resume_sent && table.poller.rearm(lost.attempt.get(), PollSource::kAttempt, id)) return;
+      if (lost.resume_sent && table.handler.watch(lost.attempt.get(), EventHandler::kReadableOnce, key)) return;
     }
     return give_up_attempt(table, connection, monotonic_ns());
   }
   const Answer answer = read_answer(lost.attempt);
-  if (answer == Answer::kNone && table.poller.rearm(lost.attempt.get(), PollSource::kAttempt, id)) return;
+  if (answer == Answer::kNone && table.handler.watch(lost.attempt.get(), EventHandler::kReadableOnce, key)) return;
   if (answer == Answer::kAccepted && replace_channel(table, connection, std::move(lost.attempt), true)) return;
   give_up_attempt(table, connection, monotonic_ns());
 }

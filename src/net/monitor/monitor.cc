@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstdio>
 #include <cstring>
 #include <utility>
@@ -31,13 +30,6 @@ constexpr std::uint64_t kNextAcceptNs = 10 * kNanosecondsPerMillisecond;
 // While descriptors are missing, its sockets stay readable.
 constexpr std::uint64_t kMinAcceptPeriodNs = 2 * kNanosecondsPerMillisecond;
 
-// As epoll_wait takes it: rounded up, -1 for never.
-int milliseconds_until(std::uint64_t deadline_ns, std::uint64_t now) {
-  if (deadline_ns == kNever) return -1;
-  if (deadline_ns <= now) return 0;
-  return static_cast<int>(std::min<std::uint64_t>((deadline_ns - now) / kNanosecondsPerMillisecond + 1, INT_MAX));
-}
-
 }  // namespace
 
 Result<std::unique_ptr<Monitor>> Monitor::start(std::span<const std::unique_ptr<Device>> devices,
@@ -45,38 +37,38 @@ Result<std::unique_ptr<Monitor>> Monitor::start(std::span<const std::unique_ptr<
   std::unique_ptr<Monitor> monitor(new Monitor(devices, settings));
   if (const Status opened = monitor->open(settings); !opened) return opened.error();
   monitor->open_state_sockets(settings);
-  const Status started = start_thread(monitor->thread_, "verbatim", [self = monitor.get()] { self->run(); });
+  const Status started = start_thread(monitor->thread_, "verbatim", [&loop = monitor->table_.loop] { loop.run(); });
   if (!started) return started.error();
   return monitor;
 }
 
 Monitor::Monitor(std::span<const std::unique_ptr<Device>> devices, const MonitorSettings& settings)
     : devices_(devices),
-      rma_sets_(table_.poller, settings.stalls),
+      table_([this] { return attend_all(); }),
+      rma_sets_(table_.loop, settings.stalls),
       stall_reports_(settings.stalls),
-      keepalive_(settings.keepalive_ns) {
+      keepalive_(settings.keepalive_ns),
+      listener_(
+          table_.loop, [this](int) { listener_.call_at(last_accept_ns_ + kMinAcceptPeriodNs); },
+          [this] { return accept_channels(); }) {
   table_.rma_sets = &rma_sets_;
 }
 
 Monitor::~Monitor() {
   if (!thread_.joinable()) return;
-  {
-    const MutexLock lock(table_.mutex);
-    stop_ = true;
-  }
-  table_.poller.wake();
+  table_.loop.stop();
   thread_.join();
 }
 
 Status Monitor::open(const MonitorSettings& settings) {
-  if (const Status opened = table_.poller.open(); !opened) return opened.error();
+  if (const Status opened = table_.loop.open(); !opened) return opened.error();
   const MutexLock lock(table_.mutex);
   table_.earlier_failures.resize(devices_.size());
   table_.interfaces = settings.interfaces;
   for (std::uint32_t i = 0; i < devices_.size(); ++i) {
     const Device& device = *devices_[i];
-    if (const Status opened = open_device_events(table_, device, i); !opened) return opened.error();
-    calls_of_device_.push_back(&device_calls_.try_emplace(DeviceSet{i}, table_, &device, i).first->second);
+    DeviceCalls& calls = device_calls_.try_emplace(DeviceSet{i}, table_, &device, i).first->second;
+    if (const Status opened = open_device_events(device, calls.handler()); !opened) return opened.error();
   }
   return {};
 }
@@ -84,9 +76,8 @@ Status Monitor::open(const MonitorSettings& settings) {
 // Without them the connections work: what fails is a warning.
 void Monitor::open_state_sockets(const MonitorSettings& settings) {
   const auto open = [&](const std::string& path, const char* setting, bool queries_qps) {
-    const auto id = static_cast<std::uint32_t>(state_sockets_.size());
     Result<std::unique_ptr<StateSocket>> opened =
-        StateSocket::open({path, setting, queries_qps, id, settings.host}, table_, rma_sets_);
+        StateSocket::open({path, setting, queries_qps, settings.host}, table_, rma_sets_);
     if (opened) return state_sockets_.push_back(std::move(*opened));
     VERBATIM_WARN(
         "no state can be read at %s (%s): %s: %s%s", path.c_str(), setting, opened.error().operation,
@@ -125,7 +116,7 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
   const int fd = comm.side_channel().get();
   table_.deadlines.prepare();
   MonitoredConnection& connection = table_.connections[fd];
-  if (const Status added = table_.poller.add(fd, PollSource::kConnection, static_cast<std::uint32_t>(fd)); !added) {
+  if (const Status added = table_.handler.watch(fd, EventHandler::kReadable, fd); !added) {
     table_.connections.erase(fd);
     VERBATIM_WARN("watching a connection failed: %s: %s%s", added.error().operation,
                   std::strerror(added.error().sys_errno),
@@ -149,15 +140,15 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
     try {
       table_.source->add_connection(connection.end(), fd);
       connection.resumable = true;
-      if (table_.resumable++ == 0) table_.poller.wake();
+      if (table_.resumable++ == 0) listener_.call_at(0);
     } catch (...) {  // no memory: if the side channel is lost, it stays lost
     }
   }
   const std::uint64_t now = monotonic_ns();
   connection.stall_check_ns = stall_reports_.next_idle_check_ns(now);
   if (table_.connections.size() == 1) keepalive_.restart(now);
-  if (connection.stall_check_ns < table_.deadlines.nearest_ns()) table_.poller.wake();
   table_.deadlines.add(connection, connection.stall_check_ns);
+  table_.handler.call_at(std::min(connection.stall_check_ns, keepalive_.next_tick_ns()));
   return ask_device;
 }
 
@@ -177,26 +168,20 @@ void Monitor::unwatch(Comm& comm) {
 }
 
 void Monitor::close_gracefully(std::unique_ptr<Comm> comm, std::uint64_t timeout_ns) {
-  {
-    const MutexLock lock(table_.mutex);
-    MonitoredConnection& connection = table_.connections.find(comm->side_channel().get())->second;
-    ++table_.closing.find(connection.owner)->second;
-    connection.close_deadline_ns = monotonic_ns() + timeout_ns;
-    connection.closing = std::move(comm);
-    table_.mark_changed(connection);
-  }
-  table_.poller.wake();
+  const MutexLock lock(table_.mutex);
+  MonitoredConnection& connection = table_.connections.find(comm->side_channel().get())->second;
+  ++table_.closing.find(connection.owner)->second;
+  connection.close_deadline_ns = monotonic_ns() + timeout_ns;
+  connection.closing = std::move(comm);
+  table_.mark_changed(connection);
 }
 
 void Monitor::drain(const void* owner, bool at_once) {
   const MutexLock lock(table_.mutex);
-  if (at_once) {
-    for (auto& [fd, connection] : table_.connections) {
-      if (connection.closing == nullptr || connection.owner != owner) continue;
-      connection.close_deadline_ns = 0;
-      table_.mark_changed(connection);
-    }
-    table_.poller.wake();
+  for (auto& [fd, connection] : table_.connections) {
+    if (!at_once || connection.closing == nullptr || connection.owner != owner) continue;
+    connection.close_deadline_ns = 0;
+    table_.mark_changed(connection);
   }
   const auto closing = table_.closing.find(owner);
   if (closing == table_.closing.end()) return;
@@ -204,21 +189,9 @@ void Monitor::drain(const void* owner, bool at_once) {
   table_.closing.erase(closing);
 }
 
-void Monitor::comm_failed(Comm& comm) noexcept {
-  attend_soon(comm);
-}
-
-void Monitor::lanes_changed(Comm& comm) noexcept {
-  attend_soon(comm);
-}
-
-void Monitor::attend_soon(Comm& comm) noexcept {
-  {
-    const MutexLock lock(table_.mutex);
-    const auto found = table_.connections.find(comm.side_channel().get());
-    if (found != table_.connections.end()) table_.mark_changed(found->second);
-  }
-  table_.poller.wake();
+void Monitor::comm_changed(Comm& comm) noexcept {
+  const MutexLock lock(table_.mutex);
+  if (MonitoredConnection* const connection = table_.find(comm.side_channel().get())) table_.mark_changed(*connection);
 }
 
 void Monitor::set_source(SideChannelSource& source) {
@@ -226,36 +199,27 @@ void Monitor::set_source(SideChannelSource& source) {
   table_.source = &source;
 }
 
-// Without the mutex of the table: the listener may log.
-std::vector<SideChannelSource::Resumed> Monitor::take_resumed() noexcept {
+std::uint64_t Monitor::accept_channels() noexcept {
   SideChannelSource* source = nullptr;
   {
     const MutexLock lock(table_.mutex);
-    if (table_.resumable == 0) {
-      next_accept_ns_ = kNever;
-      return {};
-    }
+    if (table_.resumable == 0) return kNever;
     source = table_.source;
   }
-  const std::uint64_t now = monotonic_ns();
-  if (next_accept_ns_ != kNever && now < next_accept_ns_) return {};
-  next_accept_ns_ = now + kAcceptPeriodNs;
-  last_accept_ns_ = now;
+  const std::uint64_t now = last_accept_ns_ = monotonic_ns();
   try {
+    // Without the mutex: the listener may log.
     std::vector<SideChannelSource::Resumed> resumed =
-        source->take_resumed([this](int fd) { table_.poller.add_or_rearm(fd, PollSource::kListener); });
-    if (!resumed.empty()) next_accept_ns_ = now + kNextAcceptNs;
-    return resumed;
+        source->take_resumed([this](int fd) { static_cast<void>(listener_.watch(fd, EventHandler::kReadableOnce)); });
+    const MutexLock lock(table_.mutex);
+    for (auto& [end, key, socket] : resumed) {
+      MonitoredConnection* const connection = table_.find(key);
+      if (connection == nullptr || !connection->resumable || connection->end() != end) continue;
+      accept_channel(table_, *connection, std::move(socket));
+    }
+    return now + (resumed.empty() ? kAcceptPeriodNs : kNextAcceptNs);
   } catch (...) {  // no memory: the peers try again
-    return {};
-  }
-}
-
-void Monitor::accept_channels(std::vector<SideChannelSource::Resumed> resumed) {
-  for (auto& [end, key, socket] : resumed) {
-    const auto found = table_.connections.find(key);
-    if (found == table_.connections.end() || !found->second.resumable || found->second.end() != end) continue;
-    accept_channel(table_, found->second, std::move(socket));
+    return now + kAcceptPeriodNs;
   }
 }
 
@@ -264,51 +228,22 @@ std::uint64_t Monitor::visits() {
   return table_.visits;
 }
 
-void Monitor::run() noexcept {
-  int timeout_ms = 0;
-  while (true) {
-    table_.poller.wait(timeout_ms, [this](PollSource source, std::uint32_t id) { handle(source, id); });
-    std::vector<SideChannelSource::Resumed> resumed = take_resumed();
-    std::uint64_t state_sockets_ns = kNever;
-    for (const auto& socket : state_sockets_) state_sockets_ns = std::min(state_sockets_ns, socket->advance());
-    const std::uint64_t rma_sets_ns = rma_sets_.check(monotonic_ns());
-    {
-      const MutexLock lock(table_.mutex);
-      if (stop_) return;
-      const std::uint64_t now = monotonic_ns();
-      keepalive_.tick(table_, now);
-      accept_channels(std::move(resumed));
-      while (table_.deadlines.nearest_ns() <= now) attend(*table_.deadlines.nearest(), now);
-      std::uint64_t next = std::min({state_sockets_ns, next_accept_ns_, rma_sets_ns});
-      if (!table_.connections.empty()) {
-        next = std::min({next, keepalive_.next_tick_ns(), table_.deadlines.nearest_ns()});
-      }
-      timeout_ms = milliseconds_until(next, now);
-      for (auto& [devices, calls] : device_calls_) calls.start(table_);
-    }
-    log_lines();
-  }
-}
-
-void Monitor::log_lines() {
+std::uint64_t Monitor::attend_all() noexcept {
+  std::uint64_t next = kNever;
   std::vector<ConnectionTable::Line> lines;
   {
     const MutexLock lock(table_.mutex);
+    const std::uint64_t now = monotonic_ns();
+    keepalive_.tick(table_, now);
+    while (table_.deadlines.nearest_ns() <= now) attend(*table_.deadlines.nearest(), now);
+    if (!table_.connections.empty()) next = std::min(keepalive_.next_tick_ns(), table_.deadlines.nearest_ns());
+    for (auto& [devices, calls] : device_calls_) calls.start(table_);
     lines.swap(table_.lines);
   }
+  for (const auto& socket : state_sockets_) socket->look_again();
   for (const auto& [level, text] : lines) log_line(level, __FILE__, __LINE__, "%s", text.c_str());
-}
-
-void Monitor::handle(PollSource source, std::uint32_t id) {
-  if (source == PollSource::kStateSocket) return state_sockets_[id]->accept();
-  if (source == PollSource::kListener) return void(next_accept_ns_ = last_accept_ns_ + kMinAcceptPeriodNs);
-  if (source == PollSource::kSocketEnd) return socket_ends_.report(static_cast<int>(id));
-  const MutexLock lock(table_.mutex);
-  if (source == PollSource::kDevice) return calls_of_device_[id]->read_events();
-  const auto found = table_.connections.find(static_cast<int>(id));
-  if (found == table_.connections.end()) return;
-  if (source == PollSource::kAttempt) return advance_attempt(table_, found->second);
-  read_peer_messages(table_, found->second);
+  // Connections with deadlines in the same millisecond are attended together.
+  return next == kNever ? next : (next / kNanosecondsPerMillisecond + 1) * kNanosecondsPerMillisecond;
 }
 
 std::uint64_t Monitor::look_after_lanes(MonitoredConnection& connection, std::uint64_t now) {

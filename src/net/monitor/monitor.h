@@ -3,8 +3,8 @@
 // send nothing and connections that have stalled, and keeps closed connections alive until their peer has closed too.
 // It modifies no QP that a comm uses. It reports to a comm by Comm::set_device_event.
 //
-// This class is the loop: it waits in epoll for descriptors, wake-ups and the nearest deadline, calls the parts (the
-// other headers of this folder), and owns the table of connections.
+// This class owns the loop, whose handlers are the parts (the other headers of this folder), and the table of
+// connections.
 //
 // A device that hangs in a verb stops only what belongs to it: the loop calls no verb. The verbs that may hang
 // (get_async_event, query_gid, query_qp, destroying a comm) are left to DeviceCalls, and none is called under the
@@ -29,7 +29,6 @@
 #include "net/monitor/device_calls.h"
 #include "net/monitor/keepalive.h"
 #include "net/monitor/rma_sets.h"
-#include "net/monitor/socket_ends.h"
 #include "net/monitor/stall_reports.h"
 #include "net/monitor/state_socket.h"
 #include "net/transfer/comm_observer.h"
@@ -74,13 +73,13 @@ class Monitor final : public CommObserver {
   // outlive the monitor.
   void set_source(SideChannelSource& source) VERBATIM_EXCLUDES(table_.mutex);
 
-  // The sockets of RMA.
-  SocketEnds& socket_ends() { return socket_ends_; }
+  // For the sockets of RMA.
+  EventLoop& loop() { return table_.loop; }
   // The contexts of RMA.
   RmaSets& rma_sets() { return rma_sets_; }
 
-  void comm_failed(Comm& comm) noexcept override VERBATIM_EXCLUDES(table_.mutex);
-  void lanes_changed(Comm& comm) noexcept override VERBATIM_EXCLUDES(table_.mutex);
+  // The monitor looks at the comm's connection, if it watches it, at once.
+  void comm_changed(Comm& comm) noexcept override VERBATIM_EXCLUDES(table_.mutex);
 
   // How often the monitor has looked at a connection since it was started: its work.
   std::uint64_t visits() VERBATIM_EXCLUDES(table_.mutex);
@@ -93,37 +92,29 @@ class Monitor final : public CommObserver {
 
   Status open(const MonitorSettings& settings);
   void open_state_sockets(const MonitorSettings& settings);
-  // The monitor looks at the comm's connection, if it watches it, at its next wake-up, which is now.
-  void attend_soon(Comm& comm) noexcept VERBATIM_EXCLUDES(table_.mutex);
   // Returns whether QPs that no watched comm had at that time have failed before.
   Result<bool> add(Comm& comm, const void* owner) VERBATIM_EXCLUDES(table_.mutex);
 
-  // Nothing in the loop may throw: an allocation that can fail is caught where it is made.
-  void run() noexcept;
-  void handle(PollSource source, std::uint32_t id) VERBATIM_EXCLUDES(table_.mutex);
+  // What the loop calls. Nothing may throw: an allocation that can fail is caught where it is made.
+  std::uint64_t attend_all() noexcept VERBATIM_EXCLUDES(table_.mutex);
+  // The side channels that peers have made again.
+  std::uint64_t accept_channels() noexcept VERBATIM_EXCLUDES(table_.mutex);
   // Does what is due for a connection, and sets its next deadline.
   void attend(MonitoredConnection& connection, std::uint64_t now) VERBATIM_REQUIRES(table_.mutex);
   // Takes down lanes that acknowledge nothing, makes new QPs for lanes that are down, and ends a connection that has
   // waited too long for one. Returns when it is to be called again.
   std::uint64_t look_after_lanes(MonitoredConnection& connection, std::uint64_t now) VERBATIM_REQUIRES(table_.mutex);
-  // The side channels that peers have made again, when it is time to look for them.
-  std::vector<SideChannelSource::Resumed> take_resumed() noexcept VERBATIM_EXCLUDES(table_.mutex);
-  void accept_channels(std::vector<SideChannelSource::Resumed> resumed) VERBATIM_REQUIRES(table_.mutex);
-  void log_lines() VERBATIM_EXCLUDES(table_.mutex);
 
   const std::span<const std::unique_ptr<Device>> devices_;
   ConnectionTable table_;
-  SocketEnds socket_ends_{table_.poller};
   RmaSets rma_sets_;
   StallReports stall_reports_;
   Keepalive keepalive_ VERBATIM_GUARDED_BY(table_.mutex);
-  std::vector<std::unique_ptr<StateSocket>> state_sockets_;  // two at most, by their IDs
+  std::vector<std::unique_ptr<StateSocket>> state_sockets_;  // two at most
   // For each device, and for each set of devices that a comm uses together: for the life of the monitor.
   std::map<DeviceSet, DeviceCalls> device_calls_ VERBATIM_GUARDED_BY(table_.mutex);
-  std::vector<DeviceCalls*> calls_of_device_ VERBATIM_GUARDED_BY(table_.mutex);  // by index: those of one device
-  std::uint64_t last_accept_ns_ = 0;                                             // the monitoring thread's
-  std::uint64_t next_accept_ns_ = kNever;  // the monitoring thread's; kNever: no peer can make a side channel again
-  bool stop_ VERBATIM_GUARDED_BY(table_.mutex) = false;
+  std::uint64_t last_accept_ns_ = 0;  // the monitoring thread's
+  EventHandler listener_;
   std::thread thread_;
 };
 

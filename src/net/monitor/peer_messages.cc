@@ -97,7 +97,7 @@ void handle(ConnectionTable& table, MonitoredConnection& connection, const SideC
 void handle_peer_end(ConnectionTable& table, MonitoredConnection& connection, CommEvent event) {
   table.end_loss(connection);
   connection.peer_closed = true;
-  table.poller.remove(connection.comm->side_channel().get());
+  table.handler.unwatch(connection.comm->side_channel().get());
   connection.comm->set_event(event);
 }
 

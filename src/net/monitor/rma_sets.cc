@@ -16,12 +16,9 @@ RmaStats RmaSets::Entry::stats(std::uint64_t now) const {
 }
 
 void RmaSets::add(MonitoredRmaSet& set) {
-  {
-    const MutexLock lock(mutex_);
-    sets_.push_back({++made_, &set});
-    next_check_ns_ = 0;
-  }
-  poller_.wake();
+  const MutexLock lock(mutex_);
+  sets_.push_back({++made_, &set});
+  handler_.call_at(0);
 }
 
 void RmaSets::remove(MonitoredRmaSet& set, bool remembers) noexcept {
@@ -36,15 +33,14 @@ void RmaSets::remove(MonitoredRmaSet& set, bool remembers) noexcept {
   sets_.erase(found);
 }
 
-std::uint64_t RmaSets::check(std::uint64_t now) noexcept {
+std::uint64_t RmaSets::check() noexcept {
   const MutexLock lock(mutex_);
-  if (now < next_check_ns_) return next_check_ns_;
+  const std::uint64_t now = monotonic_ns();
   bool outstanding = false;
   for (const Entry& entry : sets_) outstanding = entry.set->check_stalls(settings_, now) || outstanding;
   // At multiples of the period, as the other connections: one wake-up serves both.
   const std::uint64_t period = outstanding ? settings_.busy_period_ns() : settings_.idle_period_ns();
-  next_check_ns_ = sets_.empty() ? kNever : (now / period + 1) * period;
-  return next_check_ns_;
+  return sets_.empty() ? kNever : (now / period + 1) * period;
 }
 
 void RmaSets::port_down(const Device& device, std::uint8_t port) noexcept {

@@ -8,10 +8,9 @@
 #include <vector>
 
 #include "base/mutex.h"
-#include "net/monitor/deadlines.h"
-#include "net/monitor/poller.h"
 #include "net/monitor/rma_stats.h"
 #include "net/monitor/stall_detector.h"
+#include "runtime/event_loop.h"
 #include "verbs/device.h"
 
 namespace verbatim {
@@ -33,18 +32,17 @@ class MonitoredRmaSet {
   ~MonitoredRmaSet() = default;
 };
 
-// Owned by the monitor. Any thread; check and state_json are the monitoring thread's.
+// Owned by the monitor. Any thread; state_json is the monitoring thread's.
 class RmaSets {
  public:
-  RmaSets(const Poller& poller, const StallSettings& settings) : poller_(poller), settings_(settings) {}
+  RmaSets(EventLoop& loop, const StallSettings& settings)
+      : settings_(settings), handler_(loop, nullptr, [this] { return check(); }) {}
 
   // `set` must outlive the call of remove.
   void add(MonitoredRmaSet& set) VERBATIM_EXCLUDES(mutex_);
   // After it no function of the set is called. `remembers`: what it has carried is for the file of statistics.
   void remove(MonitoredRmaSet& set, bool remembers) noexcept VERBATIM_EXCLUDES(mutex_);
 
-  // Looks for stalls if it is time for that. Returns when it is to be called again.
-  std::uint64_t check(std::uint64_t now) noexcept VERBATIM_EXCLUDES(mutex_);
   void port_down(const Device& device, std::uint8_t port) noexcept VERBATIM_EXCLUDES(mutex_);
   void gids_changed(const Device& device, std::uint8_t port) noexcept VERBATIM_EXCLUDES(mutex_);
   // The list of the sets, as JSON.
@@ -60,13 +58,15 @@ class RmaSets {
     RmaStats stats(std::uint64_t now) const;
   };
 
-  const Poller& poller_;
+  // Looks for stalls. Returns when it is to be called again.
+  std::uint64_t check() noexcept VERBATIM_EXCLUDES(mutex_);
+
   const StallSettings settings_;
   mutable Mutex mutex_;
   std::list<Entry> sets_ VERBATIM_GUARDED_BY(mutex_);
   std::vector<RmaStats> removed_ VERBATIM_GUARDED_BY(mutex_);
   std::uint64_t made_ VERBATIM_GUARDED_BY(mutex_) = 0;
-  std::uint64_t next_check_ns_ VERBATIM_GUARDED_BY(mutex_) = kNever;
+  EventHandler handler_;
 };
 
 }  // namespace verbatim

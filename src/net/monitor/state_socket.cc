@@ -88,7 +88,9 @@ StateSocket::StateSocket(Options options, UniqueFd listener, ConnectionTable& ta
       listener_(std::move(listener)),
       table_(table),
       rma_sets_(rma_sets),
-      owner_pid_(::getpid()) {}
+      owner_pid_(::getpid()),
+      handler_(
+          table.loop, [this](int) { accept(); }, [this] { return advance(); }) {}
 
 StateSocket::~StateSocket() {
   if (bound_ && owner_pid_ == ::getpid()) ::unlink(options_.path.c_str());
@@ -110,10 +112,12 @@ Result<std::unique_ptr<StateSocket>> StateSocket::open(Options options, Connecti
   }
   made->bound_ = true;
   if (::listen(made->listener_.get(), kBacklog) != 0) return system_error("listen", errno);
+  made->handler_.call_at(0);
   return made;
 }
 
 void StateSocket::accept() noexcept {
+  handler_.call_at(0);
   while (true) {
     UniqueFd reader(::accept4(listener_.get(), nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (!reader) {
@@ -128,20 +132,21 @@ void StateSocket::accept() noexcept {
     const MutexLock lock(table_.mutex);
     for (auto& [fd, connection] : table_.connections) DeviceCalls::request_qp_state(table_, connection, now);
     states_deadline_ns_ = now + MonitoredConnection::kQpStateTimeoutNs;
+    table_.handler.call_at(0);
   }
 }
 
 void StateSocket::pause(int why) noexcept {
   VERBATIM_INFO("the state cannot be read at %s (%s) for the moment: %s", options_.path.c_str(), options_.setting,
                 std::strerror(why));
-  table_.poller.remove(listener_.get());
+  handler_.unwatch(listener_.get());
   resume_ns_ = monotonic_ns() + kPauseNs;
 }
 
 std::uint64_t StateSocket::advance() noexcept {
   const std::uint64_t now = monotonic_ns();
   if (now >= resume_ns_) {  // if epoll has no memory for the listener, another pause passes
-    resume_ns_ = table_.poller.add(listener_.get(), PollSource::kStateSocket, options_.id) ? kNever : now + kPauseNs;
+    resume_ns_ = handler_.watch(listener_.get(), EventHandler::kReadable) ? kNever : now + kPauseNs;
   }
   std::uint64_t next = resume_ns_;
   const auto is_new = [](const Reply& reply) { return reply.reader && reply.text.empty(); };

@@ -16,14 +16,13 @@
 
 namespace verbatim {
 
-// Owned by the monitor; called by the monitoring thread, without the table's mutex.
+// Owned by the monitor. After open() the monitoring thread calls it.
 class StateSocket {
  public:
   struct Options {
     std::string path;
     const char* setting = "";  // the variable that it is of
     bool queries_qps = false;  // asks the devices for the states of the QPs, for each reader
-    std::uint32_t id = 0;      // of PollSource::kStateSocket
     std::string host = {};
   };
 
@@ -34,10 +33,8 @@ class StateSocket {
   StateSocket(const StateSocket&) = delete;
   StateSocket& operator=(const StateSocket&) = delete;
 
-  // Accepts the readers that have connected.
-  void accept() noexcept VERBATIM_EXCLUDES(table_.mutex);
-  // Sends the replies as far as the readers read them. Returns when it is to be called again at the latest.
-  std::uint64_t advance() noexcept VERBATIM_EXCLUDES(table_.mutex);
+  // The states of QPs may be known.
+  void look_again() { handler_.call_at(0); }
 
  private:
   struct Reply {
@@ -49,6 +46,10 @@ class StateSocket {
 
   StateSocket(Options options, UniqueFd listener, ConnectionTable& table, const RmaSets& rma_sets);
 
+  // Accepts the readers that have connected.
+  void accept() noexcept VERBATIM_EXCLUDES(table_.mutex);
+  // Sends the replies as far as the readers read them. Returns when it is to be called again at the latest.
+  std::uint64_t advance() noexcept VERBATIM_EXCLUDES(table_.mutex);
   // While the process has no free descriptors, readers wait in the listen backlog.
   void pause(int why) noexcept;
   bool states_known(std::uint64_t now) VERBATIM_EXCLUDES(table_.mutex);
@@ -65,6 +66,7 @@ class StateSocket {
   std::uint64_t resume_ns_ = 0;  // kNever: readers are accepted
   std::uint64_t states_deadline_ns_ = 0;
   std::array<Reply, 4> replies_;
+  EventHandler handler_;
 };
 
 }  // namespace verbatim

@@ -118,9 +118,7 @@ class Comm {
   // The link of a port is up, or its addresses have changed.
   void port_up(const Device& device, std::uint8_t port_num);
   // When renew_lanes() has something to do.
-  std::uint64_t renewal_due_ns() const {
-    return failover_ != nullptr ? failover_->renewal.due_ns() : LaneRenewal::kNever;
-  }
+  std::uint64_t renewal_due_ns() const { return failover_ != nullptr ? failover_->renewal.due_ns() : kNever; }
   // Takes down lanes on which nothing is acknowledged while it is on another one (VERBATIM_LANE_TIMEOUT_MS). Returns
   // when it is to be called again. Only the monitor calls it.
   std::uint64_t watch_lanes(std::uint64_t now);

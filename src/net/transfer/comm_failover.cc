@@ -136,7 +136,7 @@ void Comm::repeat_port_events(const Port* up) {
 
 std::uint64_t Comm::watch_lanes(std::uint64_t now) {
   const std::uint64_t timeout_ns = settings_.config.lane_timeout_ms * kNanosecondsPerMillisecond;
-  if (!can_lose_lanes() || kind_ == CommKind::kRecv || timeout_ns == 0) return LaneRenewal::kNever;
+  if (!can_lose_lanes() || kind_ == CommKind::kRecv || timeout_ns == 0) return kNever;
   // The last acknowledgement came between two looks: with this, no lane waits longer than the timeout.
   const std::uint64_t period_ns = timeout_ns / 8;
   bool other_works = false;
@@ -349,7 +349,7 @@ void Comm::fence_lane(std::size_t lane) noexcept {
   } catch (...) {
     return fail_without_memory();
   }
-  if (observer_ != nullptr) observer_->lanes_changed(*this);
+  if (observer_ != nullptr) observer_->comm_changed(*this);
 }
 
 // Whether the events of these lanes take the lane down: only if another one works that has no event.
@@ -454,7 +454,7 @@ void Comm::advance_lane(std::size_t lane, bool may_be_late) {
   if (failover_->state(lane) == LaneState::kDraining && lane_drained(lane) && !may_be_late) {
     failover_->set_state(lane, LaneState::kFenced);
     if (!failover_->notices.reported(lane)) failover_->notices.send_report(lane_report(lane));
-    if (observer_ != nullptr) observer_->lanes_changed(*this);
+    if (observer_ != nullptr) observer_->comm_changed(*this);
   }
   const bool peer_closed = failure_state_.has(CommEvent::kPeerClosed);
   if (failover_->state(lane) == LaneState::kFenced && (failover_->peer_fenced(lane) || peer_closed)) {
@@ -465,7 +465,7 @@ void Comm::advance_lane(std::size_t lane, bool may_be_late) {
     recover_lane(lane, report);
     if (!report) return;
     failover_->renewal.lane_down(lane, failover_->notices.round(lane), unused);
-    if (observer_ != nullptr) observer_->lanes_changed(*this);
+    if (observer_ != nullptr) observer_->comm_changed(*this);
   }
   if (failover_->state(lane) == LaneState::kJoining && kind_ == CommKind::kSend && failover_->pings(lane) == 0) {
     lane_joined(lane);
@@ -473,7 +473,7 @@ void Comm::advance_lane(std::size_t lane, bool may_be_late) {
     address.lane = static_cast<std::uint32_t>(lane);
     address.round = failover_->notices.round(lane);
     failover_->notices.send_address(wire::MessageType::kLaneAnswer, address);
-    if (observer_ != nullptr) observer_->lanes_changed(*this);
+    if (observer_ != nullptr) observer_->comm_changed(*this);
   }
 }
 
@@ -498,7 +498,7 @@ void Comm::adopt_new_qps(std::size_t lane) {
   adopt_lane(lane);
   if (kind_ == CommKind::kRecv) failover_->notices.send_address(wire::MessageType::kLaneAnswer, local);
   if (!flushes) fence_lane(lane);  // a flush has been prepared since
-  if (observer_ != nullptr) observer_->lanes_changed(*this);
+  if (observer_ != nullptr) observer_->comm_changed(*this);
 }
 
 void Comm::lane_joined(std::size_t lane) {
@@ -509,7 +509,7 @@ void Comm::lane_joined(std::size_t lane) {
   use_lane(lane);
   repeat_port_events(nullptr);
   log_lane_up(lane);
-  if (observer_ != nullptr) observer_->lanes_changed(*this);
+  if (observer_ != nullptr) observer_->comm_changed(*this);
 }
 
 }  // namespace verbatim

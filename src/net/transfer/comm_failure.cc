@@ -125,13 +125,13 @@ void Comm::publish(std::unique_ptr<Failure> failure) {
   std::string text = peer_text(*failure);
   VERBATIM_WARN("%s", log_line(*failure).c_str());
   failure_state_.publish(std::move(failure), std::move(text));
-  if (observer_ != nullptr) observer_->comm_failed(*this);
+  if (observer_ != nullptr) observer_->comm_changed(*this);
 }
 
 void Comm::publish_without_memory() noexcept {
   VERBATIM_WARN("a connection failed, and there is no memory to say how");
   failure_state_.publish(nullptr, {});
-  if (observer_ != nullptr) observer_->comm_failed(*this);
+  if (observer_ != nullptr) observer_->comm_changed(*this);
 }
 
 void Comm::fail_poll(std::size_t cq) noexcept {

@@ -76,7 +76,6 @@ class LaneRenewal {
   // wait: the peer knows better.
   bool waits_for_others() const VERBATIM_EXCLUDES(mutex_);
   // When renew() has something to do; kNever: nothing.
-  static constexpr std::uint64_t kNever = ~std::uint64_t{0};
   std::uint64_t due_ns() const VERBATIM_EXCLUDES(mutex_);
 
   // ---- DeviceCalls

@@ -1,5 +1,6 @@
 #include "net/transfer/latency_histogram.h"
 
+#include "base/clock.h"
 #include "base/mutex.h"
 
 namespace verbatim {
@@ -32,6 +33,12 @@ TickBase read_both() {
 }
 
 }  // namespace
+
+#if !defined(__x86_64__) && !defined(__aarch64__)
+std::uint64_t read_ticks() {
+  return monotonic_ns();
+}
+#endif
 
 void begin_tick_scale() {
   const MutexLock lock(g_tick_mutex);

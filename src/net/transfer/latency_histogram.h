@@ -9,23 +9,24 @@
 #include <string>
 #include <vector>
 
-#include "base/clock.h"
 #include "net/transfer/single_writer.h"
 
 namespace verbatim {
 
 // Counters of all CPUs of a host run alike on the machines that NCCL supports (x86: invariant TSC).
-inline std::uint64_t read_ticks() {
 #if defined(__x86_64__)
+inline std::uint64_t read_ticks() {
   return __builtin_ia32_rdtsc();
+}
 #elif defined(__aarch64__)
+inline std::uint64_t read_ticks() {
   std::uint64_t ticks;
   asm volatile("mrs %0, cntvct_el0" : "=r"(ticks));
   return ticks;
-#else
-  return monotonic_ns();
-#endif
 }
+#else
+std::uint64_t read_ticks();
+#endif
 
 // The length of a tick, by what has passed since begin_tick_scale(). It is the same for ever once 20 ms have passed,
 // so that two readings of a histogram have the same buckets.

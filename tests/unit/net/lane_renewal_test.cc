@@ -73,7 +73,7 @@ class LaneRenewalOfReceiver : public ::testing::Test {
 };
 
 TEST_F(LaneRenewalOfReceiver, Offer_QpsCanBeAdopted) {
-  EXPECT_EQ(renewal_.due_ns(), LaneRenewal::kNever);
+  EXPECT_EQ(renewal_.due_ns(), kNever);
   receive_offer(1);
   EXPECT_EQ(renew(), LaneRenewal::Outcome::kReady);
   expect_adopted(1);

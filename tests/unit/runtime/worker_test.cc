@@ -35,7 +35,7 @@ class Pieces {
     Piece next;
     {
       const MutexLock lock(mutex_);
-      if (pieces_.empty()) return Worker::kNever;
+      if (pieces_.empty()) return kNever;
       next = std::move(pieces_.front());
       pieces_.pop_front();
     }
@@ -76,11 +76,11 @@ bool has_ended(pid_t thread) {
 TEST_F(WorkerTest, PieceIsLast_ThreadEndsAndIsMadeAgain) {
   pid_t first = 0;
   pid_t second = 0;
-  const std::future<void> one = pieces_.add([&] { return first = ::gettid(), Worker::kNever; });
+  const std::future<void> one = pieces_.add([&] { return first = ::gettid(), kNever; });
   ASSERT_TRUE(worker_.wake());
   ASSERT_TRUE(is_done(one));
   EXPECT_TRUE(has_ended(first));
-  const std::future<void> two = pieces_.add([&] { return second = ::gettid(), Worker::kNever; });
+  const std::future<void> two = pieces_.add([&] { return second = ::gettid(), kNever; });
   ASSERT_TRUE(worker_.wake());
   ASSERT_TRUE(is_done(two));
   EXPECT_NE(second, ::gettid());
@@ -89,7 +89,7 @@ TEST_F(WorkerTest, PieceIsLast_ThreadEndsAndIsMadeAgain) {
 TEST_F(WorkerTest, PieceIsDueAtOnce_SameThreadDoesIt) {
   std::array<pid_t, 2> threads{};
   const std::future<void> one = pieces_.add([&] { return threads[0] = ::gettid(), std::uint64_t{0}; });
-  const std::future<void> two = pieces_.add([&] { return threads[1] = ::gettid(), Worker::kNever; });
+  const std::future<void> two = pieces_.add([&] { return threads[1] = ::gettid(), kNever; });
   ASSERT_TRUE(worker_.wake());
   ASSERT_TRUE(is_done(one));
   ASSERT_TRUE(is_done(two));
@@ -100,7 +100,7 @@ TEST_F(WorkerTest, PieceIsDueLater_IsDoneThenAndNotBefore) {
   std::uint64_t due_ns = 0;
   std::uint64_t done_ns = 0;
   const std::future<void> one = pieces_.add([&] { return due_ns = monotonic_ns() + 20 * kNanosecondsPerMillisecond; });
-  const std::future<void> two = pieces_.add([&] { return done_ns = monotonic_ns(), Worker::kNever; });
+  const std::future<void> two = pieces_.add([&] { return done_ns = monotonic_ns(), kNever; });
   ASSERT_TRUE(worker_.wake());
   ASSERT_TRUE(is_done(one));
   ASSERT_TRUE(is_done(two));
@@ -109,7 +109,7 @@ TEST_F(WorkerTest, PieceIsDueLater_IsDoneThenAndNotBefore) {
 
 TEST_F(WorkerTest, WokenBeforePieceIsDue_DoesItNow) {
   const std::future<void> one = pieces_.add([] { return monotonic_ns() + kHourNs; });
-  const std::future<void> two = pieces_.add([] { return Worker::kNever; });
+  const std::future<void> two = pieces_.add([] { return kNever; });
   ASSERT_TRUE(worker_.wake());
   ASSERT_TRUE(is_done(one));
   ASSERT_TRUE(worker_.wake());
@@ -124,11 +124,11 @@ TEST_F(WorkerTest, WokenWhilePieceIsDone_DoesTheNext) {
   const std::future<void> one = pieces_.add([&] {
     begun.set_value();
     requested.get_future().wait();
-    return Worker::kNever;
+    return kNever;
   });
   ASSERT_TRUE(worker_.wake());
   begun.get_future().wait();
-  const std::future<void> two = pieces_.add([] { return Worker::kNever; });
+  const std::future<void> two = pieces_.add([] { return kNever; });
   ASSERT_TRUE(worker_.wake());
   requested.set_value();
   ASSERT_TRUE(is_done(one));
@@ -141,7 +141,7 @@ TEST_F(WorkerTest, Thread_HasItsNameAndNoSignals) {
   const std::future<void> piece = pieces_.add([&] {
     pthread_getname_np(pthread_self(), name.data(), name.size());
     pthread_sigmask(SIG_BLOCK, nullptr, &blocked);
-    return Worker::kNever;
+    return kNever;
   });
   ASSERT_TRUE(worker_.wake());
   ASSERT_TRUE(is_done(piece));
@@ -168,7 +168,7 @@ TEST_F(WorkerTest, ThreadCannotBeMade_IsAnErrorAndTheNextCallTriesAgain) {
   ASSERT_EQ(pthread_attr_init(&huge), 0);
   ASSERT_EQ(pthread_attr_setstacksize(&huge, std::size_t{1} << 62), 0);
   ASSERT_EQ(pthread_setattr_default_np(&huge), 0);
-  const std::future<void> piece = pieces_.add([] { return Worker::kNever; });
+  const std::future<void> piece = pieces_.add([] { return kNever; });
   const Status woken = worker_.wake();
   EXPECT_EQ(pthread_setattr_default_np(&usual), 0);
   pthread_attr_destroy(&huge);

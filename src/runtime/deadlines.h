@@ -3,13 +3,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <limits>
 #include <utility>
 #include <vector>
 
-namespace verbatim {
+#include "base/clock.h"
 
-constexpr std::uint64_t kNever = std::numeric_limits<std::uint64_t>::max();  // a deadline
+namespace verbatim {
 
 // T has the members `deadline_ns` and `heap_index`, which only this class changes. Only prepare() allocates.
 template <typename T>
@@ -40,6 +39,7 @@ class Deadlines {
       sink(object.heap_index);
     }
   }
+  std::size_t size() const { return heap_.size(); }
   // nullptr: there is none.
   T* nearest() const { return heap_.empty() ? nullptr : heap_.front(); }
   std::uint64_t nearest_ns() const { return heap_.empty() ? kNever : heap_.front()->deadline_ns; }
