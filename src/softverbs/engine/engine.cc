@@ -147,7 +147,7 @@ void Engine::schedule(Qp& qp, bool ends_wait) {
       break;
     case Schedule::kWaiting:
       if (!ends_wait) return;
-      waiting_.erase({entry.due_ns, &qp});
+      waiting_.erase({entry.due_ns, qp.handle});
       break;
     case Schedule::kWaitingDeferred:
       remove_deferred_wait(qp);
@@ -208,7 +208,7 @@ Qp* Engine::next() {
   MutexLock lock(mutex_);
   if (!waiting_.empty()) {
     const std::uint64_t now = monotonic_ns();
-    while (!waiting_.empty() && waiting_.begin()->first <= now) {
+    while (!waiting_.empty() && waiting_.begin()->first.first <= now) {
       Qp* due = waiting_.begin()->second;
       waiting_.erase(waiting_.begin());
       make_ready(*due);
@@ -265,7 +265,7 @@ void Engine::end_run(Qp& qp, Step step, std::uint64_t due_ns, std::uint64_t byte
       deferred_wait_count_.fetch_add(1, std::memory_order_relaxed);
     }
     qp.schedule = {step == Step::kWait ? Schedule::kWaiting : Schedule::kWaitingDeferred, due_ns};
-    waiting_.insert({due_ns, &qp});
+    waiting_.insert({{due_ns, qp.handle}, &qp});
     earliest_due_ns_.store(earliest_due(), std::memory_order_relaxed);
   } else if (step != Step::kIdle || again) {
     make_ready(qp);
@@ -293,7 +293,7 @@ void Engine::remove(Qp& qp) {
           qp.schedule.schedule = Schedule::kIdle;
           return;
         case Schedule::kWaiting:
-          waiting_.erase({qp.schedule.due_ns, &qp});
+          waiting_.erase({qp.schedule.due_ns, qp.handle});
           qp.schedule.schedule = Schedule::kIdle;
           return;
         case Schedule::kWaitingDeferred:
@@ -318,14 +318,14 @@ void Engine::drain() {
 }
 
 void Engine::remove_deferred_wait(Qp& qp) {
-  waiting_.erase({qp.schedule.due_ns, &qp});
+  waiting_.erase({qp.schedule.due_ns, qp.handle});
   if (!threaded_) deferred_wait_count_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 // Each QP with deferred payloads checks once whether they are due.
 void Engine::make_deferred_ready() {
   MutexLock lock(mutex_);
-  for (auto at = waiting_.lower_bound({kAtNextPoll, nullptr}); at != waiting_.end(); at = waiting_.erase(at)) {
+  for (auto at = waiting_.lower_bound({kAtNextPoll, 0}); at != waiting_.end(); at = waiting_.erase(at)) {
     make_ready(*at->second);
     deferred_wait_count_.fetch_sub(1, std::memory_order_relaxed);
   }
@@ -349,7 +349,7 @@ std::uint64_t Engine::idle_ns() const {
 
 std::uint64_t Engine::earliest_due() const {
   const std::uint64_t alarm = alarm_ns_.load(std::memory_order_relaxed);
-  return waiting_.empty() ? alarm : std::min(alarm, waiting_.begin()->first);
+  return waiting_.empty() ? alarm : std::min(alarm, waiting_.begin()->first.first);
 }
 
 void Engine::set_alarm(std::uint64_t due_ns) {

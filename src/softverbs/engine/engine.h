@@ -7,7 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <deque>
-#include <set>
+#include <map>
 #include <utility>
 
 #include "base/mutex.h"
@@ -110,7 +110,8 @@ class Engine {
   std::array<std::uint32_t, kMaxDevices> last_qpn_ VERBATIM_GUARDED_BY(mutex_){};
   std::uint32_t releases_ VERBATIM_GUARDED_BY(mutex_) = 0;
   std::deque<Qp*> ready_ VERBATIM_GUARDED_BY(mutex_);
-  std::set<std::pair<std::uint64_t, Qp*>> waiting_ VERBATIM_GUARDED_BY(mutex_);
+  // By due time and index: the order must not follow from addresses.
+  std::map<std::pair<std::uint64_t, std::uint32_t>, Qp*> waiting_ VERBATIM_GUARDED_BY(mutex_);
 };
 
 }  // namespace verbatim::softverbs
