@@ -13,11 +13,11 @@
 #include <cstring>
 #include <deque>
 #include <filesystem>
-#include <iterator>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <numeric>
-#include <random>
+#include <optional>
 #include <string_view>
 #include <system_error>
 #include <thread>
@@ -26,7 +26,10 @@
 #include "base/unique_fd.h"
 #include "netapi/log.h"
 #include "netapi/plugin.h"
+#include "netapi/rma.h"
+#include "simulation/job_parts.h"
 #include "simulation/messages.h"
+#include "simulation/puts.h"
 #include "simulation/scheduler.h"
 #include "support/counted_verbs/modifications.h"
 
@@ -51,75 +54,89 @@ std::string verbs_alive() {
   return text;
 }
 
-constexpr std::size_t kGroups = 24;
-constexpr std::size_t kMaxBytes = 200'000;
-constexpr std::size_t kMaxConnections = 4;
-constexpr std::size_t kMaxMembers = 8;  // of a receive, as NCCL has at most
+std::size_t ports_of(const Job& job, std::size_t process) {
+  return job.puts.ranks == 0 ? 1 : job.puts.ports[process];
+}
 
-// Before the run, and so not with its numbers. The same on all machines.
-class Draw {
+// One process of a job, with the tables that it needs. Its problems are in `problems`.
+class Process {
  public:
-  explicit Draw(std::uint64_t seed) : random_(seed) {}
+  Process(const Job& job, std::size_t number)
+      : job_(job), number_(number), call_("process " + std::to_string(number)) {}
 
-  std::size_t below(std::size_t bound) { return random_() % bound; }
-
-  std::size_t size() {
-    switch (below(8)) {
-      case 0:
-        return 0;
-      case 1:
-        return below(kMaxBytes);
-      case 2:
-        return below(20'000);
-      default:
-        return 1 + below(2'000);
-    }
+  void run() {
+    void* context = nullptr;
+    const bool needs_net = !job_.connections.empty() || ports_of(job_, number_) > 1;
+    const bool ok = (!needs_net || (open(net_, netapi::open_plugin(job_.plugin)) && begin_net(context))) &&
+                    (job_.puts.ranks == 0 || open(rma_, netapi::open_rma_plugin(job_.plugin, job_.puts.version)));
+    if (ok) exchange(context);
+    if (context != nullptr) call_("table finalize", [&] { return net_->finalize(context); });
+    add(call_);
   }
-
-  Group group() {
-    Group drawn;
-    drawn.sizes.resize(1 + below(kMaxMembers));
-    for (std::size_t& size : drawn.sizes) size = this->size();
-    drawn.order.resize(drawn.sizes.size());
-    std::iota(drawn.order.begin(), drawn.order.end(), std::size_t{0});
-    for (std::size_t i = drawn.order.size(); i > 1; --i) std::swap(drawn.order[i - 1], drawn.order[below(i)]);
-    drawn.spare = below(2) * below(500);
-    return drawn;
-  }
+  const std::vector<std::string>& problems() const { return problems_; }
 
  private:
-  std::mt19937_64 random_;
+  template <typename Plugin, typename Opened>
+  bool open(std::unique_ptr<Plugin>& plugin, Opened opened) {
+    plugin = std::move(opened.plugin);
+    if (plugin == nullptr) call_.add_problem(opened.error);
+    return plugin != nullptr;
+  }
+
+  bool begin_net(void*& context) {
+    if (!call_("table init", [&] { return net_->init(1, {}, &context); })) return false;
+    netapi::Properties properties;
+    if (!call_("table getProperties", [&] { return net_->properties(0, &properties); })) return false;
+    if (properties.max_recvs < int{kMaxMembers}) call_.add_problem("maxRecvs is too low");
+    std::vector<int> devices(ports_of(job_, number_));
+    std::iota(devices.begin(), devices.end(), 0);
+    int merged = 0;
+    return devices.size() == 1 || call_("table makeVDevice", [&] { return net_->make_vdevice(devices, &merged); });
+  }
+
+  void exchange(void* context) {
+    std::deque<Connection> connections;
+    std::optional<Rank> rank;
+    std::vector<std::thread> threads;
+    for (unsigned i = 0; i < job_.connections.size(); ++i) {
+      const ConnectionPlan& plan = job_.connections[i];
+      if (plan.receiver != number_ && plan.sender != number_) continue;
+      Connection& connection = connections.emplace_back(*net_, context, i, plan, job_.handles[i]);
+      if (plan.receiver == number_) threads.emplace_back([&] { connection.receive(); });
+      if (plan.sender == number_) threads.emplace_back([&] { connection.send(); });
+    }
+    if (job_.puts.ranks != 0) {
+      rank.emplace(*rma_, job_.puts, number_, job_.handles + kMaxConnections);
+      threads.emplace_back([&] { rank->run(); });
+    }
+    for (std::thread& thread : threads) thread.join();
+    for (const Connection& connection : connections) {
+      add(connection.receiver());
+      add(connection.sender());
+      record("bytes checked", static_cast<std::int64_t>(connection.bytes_checked()));
+    }
+    if (!rank) return;
+    add(rank->calls());
+    record("bytes checked", static_cast<std::int64_t>(rank->bytes_checked()));
+  }
+
+  void add(const Calls& calls) { problems_.insert(problems_.end(), calls.problems().begin(), calls.problems().end()); }
+
+  const Job& job_;
+  const std::size_t number_;
+  std::unique_ptr<netapi::Plugin> net_;
+  std::unique_ptr<netapi::RmaPlugin> rma_;
+  Calls call_;
+  std::vector<std::string> problems_;
 };
 
-// Returns what was not as it must be.
-std::vector<std::string> connect_and_exchange(netapi::Plugin& net, void* context, const Job& job, std::size_t process) {
-  netapi::Properties properties;
-  if (net.properties(0, &properties) != nccl::Result::kSuccess || properties.max_recvs < int{kMaxMembers}) {
-    return {"getProperties failed, or maxRecvs is too low"};
-  }
-  std::deque<Connection> connections;
-  std::vector<std::thread> threads;
-  for (unsigned i = 0; i < job.connections.size(); ++i) {
-    const ConnectionPlan& plan = job.connections[i];
-    if (plan.receiver != process && plan.sender != process) continue;
-    Connection& connection = connections.emplace_back(net, context, i, plan, job.handles[i]);
-    if (plan.receiver == process) threads.emplace_back([&] { connection.receive(); });
-    if (plan.sender == process) threads.emplace_back([&] { connection.send(); });
-  }
-  for (std::thread& thread : threads) thread.join();
-  std::vector<std::string> problems;
-  for (const Connection& connection : connections) {
-    problems.insert(problems.end(), connection.problems().begin(), connection.problems().end());
-    record("bytes checked", static_cast<std::int64_t>(connection.bytes_checked()));
-  }
-  return problems;
-}
+constexpr std::size_t kHandles = kMaxConnections + kMaxRanks;
 
 Handle* make_handles() {
   void* const memory =
-      mmap(nullptr, sizeof(Handle[kMaxConnections]), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+      mmap(nullptr, sizeof(Handle[kHandles]), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) std::abort();
-  return new (memory) Handle[kMaxConnections];
+  return new (memory) Handle[kHandles];
 }
 
 // The files of softverbs. In /dev/shm other processes look at them when they start or end, and lock them for a moment.
@@ -177,13 +194,21 @@ void unset_others() {
   for (const std::string& name : names) ::unsetenv(name.c_str());
 }
 
-void set_environment(std::uint64_t seed, std::uint64_t addresses) {
+void set_environment(std::uint64_t seed, std::uint64_t addresses, const Job& job) {
   static const Directory directory;
   unset_others();
   const auto set = [](const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); };
   set("SOFTVERBS_ENGINE", "inline");
   set("SOFTVERBS_DMABUF", "1");
   set("SOFTVERBS_LOCK_LIMIT", "none");
+  std::size_t devices = 1;
+  for (std::size_t process = 0; process < job.processes; ++process) devices = std::max(devices, ports_of(job, process));
+  set("SOFTVERBS_DEVICES", std::to_string(devices));
+  if (seed % 5 == 0) {  // requests wait for room in the queue, and have several pieces
+    set("SOFTVERBS_MAX_QP_WR", "20");
+    set("SOFTVERBS_MAX_MSG_SZ", "5000");
+  }
+  if (seed % 4 == 1) set("SOFTVERBS_ORDERING", "adaptive-routing");
   set("SOFTVERBS_SEED", std::to_string(seed % 1'000'000));
   set("SOFTVERBS_DIRECTORY", directory.make(addresses));
   set("VERBATIM_STATE_DIR", "none");  // its socket is of another family
@@ -194,18 +219,17 @@ void set_environment(std::uint64_t seed, std::uint64_t addresses) {
 }  // namespace
 
 Job draw_job(std::uint64_t seed, const std::string& plugin, std::uint64_t addresses) {
-  set_environment(seed, addresses);
   Draw draw(seed);
   static Handle* const handles = make_handles();
-  for (Handle* each = handles; each != handles + kMaxConnections; ++each) each->is_there = false;
-  Job job{.plugin = plugin, .processes = 1 + draw.below(3), .connections = {}, .handles = handles};
-  job.connections.resize(1 + draw.below(kMaxConnections));
-  for (ConnectionPlan& connection : job.connections) {
-    connection.receiver = draw.below(job.processes);
-    connection.sender = draw.below(job.processes);
-    connection.receives_in_gpu_memory = draw.below(2) == 0;
-    std::generate_n(std::back_inserter(connection.groups), kGroups, [&] { return draw.group(); });
+  for (Handle* each = handles; each != handles + kHandles; ++each) each->is_there = false;
+  Job job{.plugin = plugin, .processes = 1 + draw.below(3), .connections = {}, .puts = {}, .handles = handles};
+  const bool has_puts = draw.one_in(2);
+  if (has_puts) {
+    job.puts = draw_puts(draw);
+    job.processes = job.puts.ranks;
   }
+  if (!has_puts || draw.one_in(3)) job.connections = draw_connections(draw, job.processes);
+  set_environment(seed, addresses, job);
   return job;
 }
 
@@ -219,18 +243,12 @@ bool run_job(const Job& job, std::size_t process) {
     problems.push_back("a warning: " + line.text);
   });
   verbatim::test::verbs_counters().before = step_before_verb;
-  netapi::Opened opened = netapi::open_plugin(job.plugin);
-  void* context = nullptr;
-  if (opened.plugin == nullptr) {
-    problems.push_back(opened.error);
-  } else if (opened.plugin->init(1, {}, &context) != nccl::Result::kSuccess) {
-    problems.emplace_back("init failed");
-  } else {
-    const std::vector<std::string> found = connect_and_exchange(*opened.plugin, context, job, process);
-    if (opened.plugin->finalize(context) != nccl::Result::kSuccess) problems.emplace_back("finalize failed");
-    problems.insert(problems.end(), found.begin(), found.end());
+  {
+    Process running(job, process);
+    running.run();
+    const std::lock_guard lock(mutex);
+    problems.insert(problems.end(), running.problems().begin(), running.problems().end());
   }
-  opened.plugin.reset();
   netapi::set_log_callback({});
   if (const std::string alive = verbs_alive(); !alive.empty()) problems.push_back("leak of verbs objects:" + alive);
   for (const std::string& problem : problems) std::fprintf(stderr, "%s\n", problem.c_str());

@@ -1,4 +1,5 @@
-// A job: processes that load the plugin, connect to each other and to themselves, exchange messages, and close all.
+// A job: processes that load the plugin, connect to each other and to themselves, exchange messages, or put and signal
+// as the ranks of a communicator, or both, and close all.
 #pragma once
 
 #include <cstdint>
@@ -6,6 +7,7 @@
 #include <vector>
 
 #include "simulation/messages.h"
+#include "simulation/puts.h"
 #include "simulation/scheduler.h"
 
 namespace simulation {
@@ -18,7 +20,8 @@ struct Job {
   bool prints_log = false;
   std::size_t processes = 1;
   std::vector<ConnectionPlan> connections;
-  Handle* handles = nullptr;  // one for each connection
+  PutPlan puts;               // each process is a rank
+  Handle* handles = nullptr;  // for the connections, then for the ranks
 };
 
 // Drawn from the seed, before the run. Sets the variables of the plugin and of softverbs, too. With another number for

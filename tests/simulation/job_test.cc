@@ -1,8 +1,12 @@
-// The job finds what it must find: each of these plugins passes on what another one delivers, and changes one message.
+// The job finds what it must find: each of these plugins passes on what another one does, and changes one message or
+// one call.
 #include "simulation/job.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <stdexcept>
+#include <string>
+#include <utility>
 
 #include "simulation/captured_run.h"
 
@@ -18,47 +22,107 @@ void PrintTo(const Mutation& mutation, std::ostream* stream) {
   *stream << mutation.mode;
 }
 
-Job draw_mutated(std::uint64_t seed, const char* mode) {
-  ::setenv("MUTATE_MODE", mode, 1);
-  const char* const plugin = std::getenv("MUTATE");
-  if (plugin == nullptr) throw std::runtime_error("MUTATE is not set");
-  return draw_job(seed, plugin);
+using Condition = bool (*)(const Job& job, std::size_t processes);
+
+bool has_messages_only(const Job& job, std::size_t processes) {
+  return job.puts.ranks == 0 && job.processes == processes;
 }
 
-// With one process, with two and with three.
-class MutatedJob : public testing::TestWithParam<Mutation> {
- public:
-  static CapturedRun run_mutated(const char* mode, std::size_t processes) {
-    std::uint64_t seed = 1;
-    Job job = draw_mutated(seed, mode);
-    while (job.processes != processes) job = draw_job(++seed, job.plugin);
-    return captured_run({.seed = seed}, processes, [&](std::size_t process) { return run_job(job, process); });
-  }
+// The mutating plugin has no table of the network, and one version.
+bool has_puts_only(const Job& job, std::size_t processes) {
+  return job.puts.ranks == processes && job.connections.empty() && job.puts.version == 14 &&
+         std::all_of(job.puts.ports.begin(), job.puts.ports.end(), [](std::size_t ports) { return ports == 1; });
+}
+
+struct Mutated {
+  std::uint64_t seed = 0;
+  Job job;
 };
 
-TEST_P(MutatedJob, MessageThatIsChanged_IsFound) {
-  for (std::size_t processes = 1; processes <= 3; ++processes) {
-    const CapturedRun captured = run_mutated(GetParam().mode, processes);
-    EXPECT_FALSE(captured.result.passed);
-    EXPECT_NE(captured.text.find(GetParam().finding), std::string::npos) << captured.text;
+// The first seed whose job meets the condition. `library`: the variable with the path of the plugin that mutates.
+Mutated draw_mutated(const char* library, const char* mode, Condition condition, std::size_t processes) {
+  ::setenv("MUTATE_MODE", mode, 1);
+  const char* const plugin = std::getenv(library);
+  if (plugin == nullptr) throw std::runtime_error(std::string(library) + " is not set");
+  for (std::uint64_t seed = 1;; ++seed) {
+    Job job = draw_job(seed, plugin);
+    if (condition(job, processes)) return {seed, std::move(job)};
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Simulation, MutatedJob,
+CapturedRun run_mutated(const char* library, const char* mode, Condition condition, std::size_t processes) {
+  const Mutated mutated = draw_mutated(library, mode, condition, processes);
+  return captured_run({.seed = mutated.seed, .limit = kJobLimit}, processes,
+                      [&](std::size_t process) { return run_job(mutated.job, process); });
+}
+
+CapturedRun run_messages(const char* mode, std::size_t processes) {
+  return run_mutated("MUTATE", mode, has_messages_only, processes);
+}
+
+CapturedRun run_puts(const char* mode, std::size_t ranks) {
+  return run_mutated("MUTATE_RMA", mode, has_puts_only, ranks);
+}
+
+void expect_finding(const CapturedRun& captured, const char* finding) {
+  EXPECT_FALSE(captured.result.passed);
+  EXPECT_NE(captured.text.find(finding), std::string::npos) << captured.text;
+}
+
+class MutatedMessages : public testing::TestWithParam<Mutation> {};
+
+TEST_P(MutatedMessages, MessageThatIsChanged_IsFound) {
+  for (std::size_t processes = 1; processes <= 3; ++processes) {
+    expect_finding(run_messages(GetParam().mode, processes), GetParam().finding);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Simulation, MutatedMessages,
                          testing::Values(Mutation{"flip-byte", "wrong bytes: 1 in group"},
                                          Mutation{"skip-tail", "wrong bytes: 3 in group"},
                                          Mutation{"overrun", "wrong bytes: 1 behind messages"},
                                          Mutation{"wrong-size", " bytes reports "}));
 
+class MutatedPuts : public testing::TestWithParam<Mutation> {};
+
+TEST_P(MutatedPuts, CallThatIsChanged_IsFound) {
+  for (std::size_t ranks = 2; ranks <= kMaxRanks; ++ranks) {
+    expect_finding(run_puts(GetParam().mode, ranks), GetParam().finding);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Simulation, MutatedPuts,
+                         testing::Values(Mutation{"flip-byte", "wrong bytes: 1 of put "},
+                                         Mutation{"short", "wrong bytes: 1 of "},
+                                         Mutation{"overrun", " beside what was put into window"},
+                                         Mutation{"no-data", " of put with signal "}, Mutation{"no-put", " of put "},
+                                         Mutation{"no-signal", "signal lost: "},
+                                         Mutation{"twice", "signal counted 2 times: "},
+                                         Mutation{"value", "signal counted 2 times: "},
+                                         Mutation{"extra", "wrong bytes: beside the signals"}));
+
+// Not where nobody looks between the two, as with a signal to the rank itself.
+TEST(SimulatedJob, SignalBeforeItsPut_IsFoundWhereItIsSeen) {
+  std::size_t found = 0;
+  for (const char* nth : {"1", "2", "3", "4", "5", "6"}) {
+    ::setenv("MUTATE_NTH", nth, 1);
+    found += run_puts("early", kMaxRanks).text.find(" of put with signal ") != std::string::npos ? 1U : 0U;
+  }
+  ::unsetenv("MUTATE_NTH");
+  EXPECT_GT(found, 0U);
+}
+
 TEST(SimulatedJob, NothingIsChanged_Passes) {
   for (std::size_t processes = 1; processes <= 3; ++processes) {
-    const CapturedRun captured = MutatedJob::run_mutated("none", processes);
-    EXPECT_TRUE(captured.result.passed) << captured.text;
+    const CapturedRun messages = run_messages("none", processes);
+    EXPECT_TRUE(messages.result.passed) << messages.text;
+    const CapturedRun puts = run_puts("none", processes + 1);
+    EXPECT_TRUE(puts.result.passed) << puts.text;
   }
 }
 
 TEST(SimulatedJob, ConnectionWithoutSender_ReachesTheLimit) {
-  Job job = draw_mutated(1, "none");
+  Job job = draw_mutated("MUTATE", "none", has_messages_only, 1).job;
   job.connections.front().sender = job.processes;
   const CapturedRun captured =
       captured_run({.limit = kJobLimit}, job.processes, [&](std::size_t process) { return run_job(job, process); });

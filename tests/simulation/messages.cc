@@ -3,16 +3,26 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <iterator>
+#include <numeric>
 
-#include "netapi/log.h"
 #include "simulation/scheduler.h"
 
 namespace simulation {
 namespace {
 
-constexpr std::size_t kGuardBytes = 64;  // between two members
-constexpr std::size_t kPageBytes = 4096;
-constexpr unsigned char kUnwritten = 0xee;
+constexpr std::size_t kGroups = 24;
+
+Group draw_group(Draw& draw) {
+  Group drawn;
+  drawn.sizes.resize(1 + draw.below(kMaxMembers));
+  for (std::size_t& size : drawn.sizes) size = draw.size();
+  drawn.order.resize(drawn.sizes.size());
+  std::iota(drawn.order.begin(), drawn.order.end(), std::size_t{0});
+  draw.shuffle(drawn.order);
+  drawn.spare = draw.below(2) * draw.below(500);
+  return drawn;
+}
 
 // Where a member's buffer begins, and for the number of members the size of all buffers.
 std::size_t offset_of(const Group& group, std::size_t member) {
@@ -23,46 +33,38 @@ std::size_t offset_of(const Group& group, std::size_t member) {
 
 }  // namespace
 
-unsigned char Connection::content(std::size_t group, std::size_t member, std::size_t at) const {
-  return static_cast<unsigned char>((at * 31 + at / 253 + group * 17 + member * 101 + number_) * 0x9e3779b9U >> 13);
-}
-
-void Connection::add_problem(const std::string& line) {
-  const std::lock_guard lock(mutex_);
-  problems_.push_back(line + " (connection " + std::to_string(number_) + ")");
-}
-
-template <typename Call>
-bool Connection::call(const End& end, const char* name, Call function) {
-  step(name);
-  const nccl::Result result = function();
-  record(name, static_cast<std::int64_t>(result));
-  if (result == nccl::Result::kSuccess) return true;
-  add_problem(std::string(end.sends ? "sender: " : "receiver: ") + name + " returned " + netapi::result_name(result));
-  return false;
+std::vector<ConnectionPlan> draw_connections(Draw& draw, std::size_t processes) {
+  std::vector<ConnectionPlan> connections(1 + draw.below(kMaxConnections));
+  for (ConnectionPlan& connection : connections) {
+    connection.receiver = draw.below(processes);
+    connection.sender = draw.below(processes);
+    connection.receives_in_gpu_memory = draw.one_in(2);
+    std::generate_n(std::back_inserter(connection.groups), kGroups, [&] { return draw_group(draw); });
+  }
+  return connections;
 }
 
 void Connection::receive() {
-  End end{.sends = false};
+  End end{.sends = false, .call = receiver_};
   void* listen_comm = nullptr;
-  bool ok = call(end, "table listen", [&] { return net_.listen(context_, 0, handle_.bytes.data(), &listen_comm); });
+  bool ok = end.call("table listen", [&] { return net_.listen(context_, 0, handle_.bytes.data(), &listen_comm); });
   handle_.is_there = true;
   note_progress();
   while (ok && end.comm == nullptr) {
-    ok = call(end, "table accept", [&] { return net_.accept(listen_comm, &end.comm); });
+    ok = end.call("table accept", [&] { return net_.accept(listen_comm, &end.comm); });
     if (end.comm == nullptr) ::sched_yield();
   }
-  if (listen_comm != nullptr) call(end, "table closeListen", [&] { return net_.close_listen(listen_comm); });
+  if (listen_comm != nullptr) end.call("table closeListen", [&] { return net_.close_listen(listen_comm); });
   exchange(end);
 }
 
 void Connection::send() {
-  End end{.sends = true};
+  End end{.sends = true, .call = sender_};
   while (!handle_.is_there) ::sched_yield();
   auto handle = handle_.bytes;  // connect may write into it
   bool ok = true;
   while (ok && end.comm == nullptr) {
-    ok = call(end, "table connect", [&] { return net_.connect(context_, 0, handle.data(), &end.comm); });
+    ok = end.call("table connect", [&] { return net_.connect(context_, 0, handle.data(), &end.comm); });
     if (end.comm == nullptr) ::sched_yield();
   }
   exchange(end);
@@ -81,16 +83,16 @@ void Connection::exchange(End& end) {
       ::sched_yield();
     }
   }
-  if (ok && !end.sends && plan_.receives_in_gpu_memory && flushes_ == 0) add_problem("no receive was flushed");
+  if (ok && !end.sends && plan_.receives_in_gpu_memory && flushes_ == 0) end.call.add_problem("no receive was flushed");
   close(end);
 }
 
 void Connection::close(End& end) {
   for (Slot& slot : end.slots) {
-    if (slot.mhandle != nullptr) call(end, "table deregMr", [&] { return net_.dereg_mr(end.comm, slot.mhandle); });
+    if (slot.mhandle != nullptr) end.call("table deregMr", [&] { return net_.dereg_mr(end.comm, slot.mhandle); });
   }
-  call(end, end.sends ? "table closeSend" : "table closeRecv",
-       [&] { return end.sends ? net_.close_send(end.comm) : net_.close_recv(end.comm); });
+  end.call(end.sends ? "table closeSend" : "table closeRecv",
+           [&] { return end.sends ? net_.close_send(end.comm) : net_.close_recv(end.comm); });
 }
 
 bool Connection::add_buffers(End& end) {
@@ -101,10 +103,10 @@ bool Connection::add_buffers(End& end) {
     slot.buffer = std::make_unique<fault::DmaBuf>(largest);
     unsigned char* const data = slot.buffer->data();
     if (end.sends || !plan_.receives_in_gpu_memory) {
-      return call(end, "table regMr",
-                  [&] { return net_.reg_mr(end.comm, data, largest, nccl::kPtrHost, &slot.mhandle); });
+      return end.call("table regMr",
+                      [&] { return net_.reg_mr(end.comm, data, largest, nccl::kPtrHost, &slot.mhandle); });
     }
-    return call(end, "table regMrDmaBuf", [&] {
+    return end.call("table regMrDmaBuf", [&] {
       return net_.reg_mr_dmabuf(end.comm, data, largest, nccl::kPtrCuda, 0, slot.buffer->fd(), &slot.mhandle);
     });
   });
@@ -141,7 +143,7 @@ void Connection::begin(const End& end, Slot& slot, std::size_t group) {
   std::fill_n(slot.buffer->data(), slot.buffer->bytes(), kUnwritten);
   for (std::size_t i = 0; end.sends && i < plan_.groups[group].sizes.size(); ++i) {
     unsigned char* const data = slot.buffer->data() + offset_of(plan_.groups[group], i);
-    for (std::size_t at = 0; at < plan_.groups[group].sizes[i]; ++at) data[at] = content(group, i, at);
+    for (std::size_t at = 0; at < plan_.groups[group].sizes[i]; ++at) data[at] = content(group, i, number_, at);
   }
 }
 
@@ -150,7 +152,7 @@ bool Connection::post_sends(End& end, Slot& slot) {
   while (slot.posted < group.order.size()) {
     const std::size_t member = group.order[slot.posted];
     void* request = nullptr;
-    const bool ok = call(end, "table isend", [&] {
+    const bool ok = end.call("table isend", [&] {
       return net_.isend(end.comm, slot.buffer->data() + offset_of(group, member), group.sizes[member],
                         static_cast<int>(member), slot.mhandle, &request);
     });
@@ -174,7 +176,7 @@ bool Connection::post_receive(End& end, Slot& slot) {
     tags[i] = static_cast<int>(i);
   }
   void* request = nullptr;
-  const bool ok = call(end, "table irecv", [&] {
+  const bool ok = end.call("table irecv", [&] {
     return net_.irecv(end.comm, static_cast<int>(count), data.data(), capacities.data(), tags.data(), mhandles.data(),
                       &request);
   });
@@ -188,7 +190,7 @@ bool Connection::test(End& end, Slot& slot, bool& done) {
   for (std::size_t i = 0; i < slot.requests.size(); ++i) {
     if (slot.requests[i] == nullptr) continue;
     int is_done = 0;
-    if (!call(end, "table test", [&] { return net_.test(slot.requests[i], &is_done, end.sizes.data()); })) return false;
+    if (!end.call("table test", [&] { return net_.test(slot.requests[i], &is_done, end.sizes.data()); })) return false;
     record("done", is_done);
     if (is_done == 0) return true;
     slot.requests[i] = nullptr;
@@ -213,7 +215,7 @@ bool Connection::flush(End& end, Slot& slot) {
     sizes[i] = static_cast<int>(group.sizes[i]);
   }
   void* request = nullptr;
-  const bool ok = call(end, "table iflush", [&] {
+  const bool ok = end.call("table iflush", [&] {
     return net_.iflush(end.comm, static_cast<int>(count), data.data(), sizes.data(), mhandles.data(), &request);
   });
   if (!ok || request == nullptr) return ok;
@@ -222,11 +224,12 @@ bool Connection::flush(End& end, Slot& slot) {
   return true;
 }
 
-void Connection::check_sizes(const End& end, const Slot& slot) {
+void Connection::check_sizes(const End& end, const Slot& slot) const {
   const Group& group = plan_.groups[slot.group];
   for (std::size_t i = 0; i < group.sizes.size(); ++i) {
     if (end.sizes[i] >= 0 && static_cast<std::size_t>(end.sizes[i]) == group.sizes[i]) continue;
-    add_problem("a receive of " + std::to_string(group.sizes[i]) + " bytes reports " + std::to_string(end.sizes[i]));
+    end.call.add_problem("a receive of " + std::to_string(group.sizes[i]) + " bytes reports " +
+                         std::to_string(end.sizes[i]));
   }
 }
 
@@ -236,16 +239,18 @@ void Connection::check_bytes(const Slot& slot) {
   std::size_t overwritten = 0;
   for (std::size_t i = 0; i < group.sizes.size(); ++i) {
     const unsigned char* const data = slot.buffer->data() + offset_of(group, i);
-    for (std::size_t at = 0; at < group.sizes[i]; ++at) wrong += data[at] != content(slot.group, i, at) ? 1U : 0U;
+    for (std::size_t at = 0; at < group.sizes[i]; ++at)
+      wrong += data[at] != content(slot.group, i, number_, at) ? 1U : 0U;
     for (std::size_t at = 0; at < group.spare + kGuardBytes; ++at) {
       overwritten += data[group.sizes[i] + at] != kUnwritten ? 1U : 0U;
     }
     bytes_checked_ += group.sizes[i];
   }
-  if (wrong != 0) add_problem("wrong bytes: " + std::to_string(wrong) + " in group " + std::to_string(slot.group));
+  if (wrong != 0)
+    receiver_.add_problem("wrong bytes: " + std::to_string(wrong) + " in group " + std::to_string(slot.group));
   if (overwritten != 0) {
-    add_problem("wrong bytes: " + std::to_string(overwritten) + " behind messages of group " +
-                std::to_string(slot.group));
+    receiver_.add_problem("wrong bytes: " + std::to_string(overwritten) + " behind messages of group " +
+                          std::to_string(slot.group));
   }
 }
 

@@ -3,16 +3,15 @@
 #pragma once
 
 #include <array>
-#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "fault/dma_buf.h"
 #include "netapi/plugin.h"
+#include "simulation/job_parts.h"
 
 namespace simulation {
 
@@ -30,21 +29,27 @@ struct ConnectionPlan {
   std::vector<Group> groups;
 };
 
-// Where the receiver leaves the handle for the sender: in memory that the processes share.
-struct Handle {
-  std::atomic<bool> is_there{false};
-  alignas(8) std::array<unsigned char, nccl::kNetHandleMaxBytes> bytes{};
-};
+// `processes` have 1 to kMaxConnections of them.
+constexpr std::size_t kMaxConnections = 4;
+constexpr std::size_t kMaxMembers = 8;  // of a receive, as NCCL has at most
+std::vector<ConnectionPlan> draw_connections(Draw& draw, std::size_t processes);
 
-// A connection, in one of its processes. What happened is in `problems`, a line for each.
+// A connection, in one of its processes.
 class Connection {
  public:
   Connection(netapi::Plugin& net, void* context, unsigned number, const ConnectionPlan& plan, Handle& handle)
-      : net_(net), context_(context), number_(number), plan_(plan), handle_(handle) {}
+      : net_(net),
+        context_(context),
+        number_(number),
+        plan_(plan),
+        handle_(handle),
+        receiver_("receiver of connection " + std::to_string(number)),
+        sender_("sender of connection " + std::to_string(number)) {}
 
   void receive();
   void send();
-  const std::vector<std::string>& problems() const { return problems_; }
+  const Calls& receiver() const { return receiver_; }
+  const Calls& sender() const { return sender_; }
   std::uint64_t bytes_checked() const { return bytes_checked_; }
 
  private:
@@ -53,6 +58,7 @@ class Connection {
   // One end. A slot has the buffers of a group; groups are posted in their order.
   struct End {
     bool sends;
+    Calls& call;
     void* comm = nullptr;
     struct Slot {
       std::unique_ptr<fault::DmaBuf> buffer;
@@ -70,9 +76,6 @@ class Connection {
   };
   using Slot = End::Slot;
 
-  // False and a line in `problems` unless the call succeeds. A call of a table is a step of the simulation.
-  template <typename Call>
-  bool call(const End& end, const char* name, Call function);
   void exchange(End& end);
   void close(End& end);
   bool add_buffers(End& end);
@@ -83,21 +86,19 @@ class Connection {
   // Sets `done` when all of the group is.
   bool test(End& end, Slot& slot, bool& done);
   bool flush(End& end, Slot& slot);
-  void check_sizes(const End& end, const Slot& slot);
+  void check_sizes(const End& end, const Slot& slot) const;
   void check_bytes(const Slot& slot);
   std::size_t needed(const End& end, std::size_t group) const {
     return end.sends ? plan_.groups[group].sizes.size() : 1;
   }
-  unsigned char content(std::size_t group, std::size_t member, std::size_t at) const;
-  void add_problem(const std::string& line);
 
   netapi::Plugin& net_;
   void* const context_;
   const unsigned number_;
   const ConnectionPlan& plan_;
   Handle& handle_;
-  std::mutex mutex_;
-  std::vector<std::string> problems_;
+  Calls receiver_;
+  Calls sender_;
   std::uint64_t bytes_checked_ = 0;
   std::size_t flushes_ = 0;
 };
