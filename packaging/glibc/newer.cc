@@ -11,11 +11,15 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <cstdarg>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <ctime>
 
 #include "stat_version.h"
@@ -152,6 +156,58 @@ std::uint32_t arc4random() {
   std::uint32_t number = 0;
   arc4random_buf(&number, sizeof number);
   return number;
+}
+
+// ---- glibc 2.38: what its headers make of strtol and others. The older functions do not know "0b", which C23 has. A
+// call of them by their usual names would be one of the newer functions again.
+
+long older_strtol(const char* text, char** end, int base) __asm__("strtol");
+unsigned long older_strtoul(const char* text, char** end, int base) __asm__("strtoul");
+long long older_strtoll(const char* text, char** end, int base) __asm__("strtoll");
+unsigned long long older_strtoull(const char* text, char** end, int base) __asm__("strtoull");
+int older_vsscanf(const char* text, const char* format, std::va_list values) __asm__("__isoc99_vsscanf");
+int older_vfscanf(std::FILE* file, const char* format, std::va_list values) __asm__("__isoc99_vfscanf");
+
+long __isoc23_strtol(const char* text, char** end, int base) {  // NOLINT
+  return older_strtol(text, end, base);
+}
+
+unsigned long __isoc23_strtoul(const char* text, char** end, int base) {  // NOLINT
+  return older_strtoul(text, end, base);
+}
+
+long long __isoc23_strtoll(const char* text, char** end, int base) {  // NOLINT
+  return older_strtoll(text, end, base);
+}
+
+unsigned long long __isoc23_strtoull(const char* text, char** end, int base) {  // NOLINT
+  return older_strtoull(text, end, base);
+}
+
+int __isoc23_sscanf(const char* text, const char* format, ...) {  // NOLINT
+  std::va_list values;
+  va_start(values, format);
+  const int read = older_vsscanf(text, format, values);
+  va_end(values);
+  return read;
+}
+
+int __isoc23_fscanf(std::FILE* file, const char* format, ...) {  // NOLINT
+  std::va_list values;
+  va_start(values, format);
+  const int read = older_vfscanf(file, format, values);
+  va_end(values);
+  return read;
+}
+
+std::size_t strlcpy(char* into, const char* text, std::size_t bytes) {
+  const std::size_t length = std::strlen(text);
+  if (bytes != 0) {
+    const std::size_t copied = std::min(length, bytes - 1);
+    std::memcpy(into, text, copied);
+    into[copied] = '\0';
+  }
+  return length;
 }
 
 }  // extern "C"
