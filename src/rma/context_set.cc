@@ -11,12 +11,6 @@
 #include "rma/work_id.h"
 
 namespace verbatim::rma {
-namespace {
-
-// Acknowledgements of a rank that closes may still be on the way.
-constexpr std::uint64_t kCloseGraceNs = 200 * kNanosecondsPerMillisecond;
-
-}  // namespace
 
 ContextSet::ContextSet(ContextSetParts parts, std::size_t contexts, std::size_t peers)
     : parts_(std::move(parts)),
@@ -237,7 +231,9 @@ ErrorKind ContextSet::check_failure(const Request& request) noexcept {
   if (failover_ != nullptr) look_after_lanes();
   if (failures().has_failed()) return failures().kind();
   const PeerQueue& queue = *request.queue;
-  return is_own(queue.peer) ? ErrorKind::kNone : check_closed(paths_[queue.peer].rank, kCloseGraceNs);
+  if (is_own(queue.peer)) return ErrorKind::kNone;
+  // A rank that has closed keeps its QPs for so long, and acknowledges what is repeated.
+  return check_closed(paths_[queue.peer].rank, parts_.config.close_timeout_ms * kNanosecondsPerMillisecond);
 }
 
 ErrorKind ContextSet::log_refusal(Target target, const char* what) const noexcept {

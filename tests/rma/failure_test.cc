@@ -193,5 +193,33 @@ TEST_P(RmaFailure, RankThatClosesEarly_FailsPutsToItOnly) {
   EXPECT_NE(text.find("has closed"), std::string::npos) << text;
 }
 
+// The NIC repeats the signal after 0.54 s: the rank that has closed acknowledges it then.
+TEST_P(RmaFailure, RankThatClosesWhenAnAcknowledgementIsLost_FailsNothing) {
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    ::setenv("VERBATIM_TIMEOUT", "17", 1);
+    ::setenv("VERBATIM_CLOSE_TIMEOUT_MS", "30000", 1);
+    if (rank.number() == 0) ::setenv("SOFTVERBS_FAULTS", "drop-ack op=fetch_add", 1);
+    rank.keep_warnings();
+    rank.connect();
+    rank.create({});
+    Words words(512);
+    Words signals(512);
+    void* const memory = rank.register_memory(words.data(), words.bytes());
+    void* const signal_memory = rank.register_memory(signals.data(), signals.bytes(), nccl::kMrForceStrictOrdering);
+    if (rank.number() == 0) {
+      const RmaSignal signal{.word = {signal_memory, 0}, .operation = nccl::kSignalIncrement};
+      EXPECT_TRUE(rank.wait_ok(rank.put_signal(0, {memory, 0}, 8, {memory, 8}, 2, signal)));
+    }
+    if (rank.number() == 2) {
+      EXPECT_TRUE(rank.wait_for(signals[0], 1));
+    }
+    EXPECT_OK(rank.net().destroy_context(rank.contexts));
+    EXPECT_OK(rank.net().close_coll(rank.coll));
+    EXPECT_OK(rank.net().finalize(rank.instance));
+  });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
+  EXPECT_STREQ(ranks_.text(0), "");
+}
+
 }  // namespace
 }  // namespace rma_test
