@@ -80,6 +80,11 @@ std::string host_to_string(const sockaddr_storage& address) {
   return v6.sin6_scope_id == 0 ? text : text + ("%" + std::to_string(v6.sin6_scope_id));
 }
 
+bool is_link_local(const sockaddr_storage& address) {
+  return address.ss_family == AF_INET6 &&
+         IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
+}
+
 void set_port(sockaddr_storage& address, in_port_t port) {
   reinterpret_cast<sockaddr_in&>(address).sin_port = port;
 }

@@ -23,6 +23,7 @@ std::string to_string(const sockaddr_storage& address);
 // The same without the port: "10.0.0.1", "fe80::1%2".
 std::string host_to_string(const sockaddr_storage& address);
 
+bool is_link_local(const sockaddr_storage& address);       // of IPv6
 void set_port(sockaddr_storage& address, in_port_t port);  // `port` in network byte order
 
 // Listens at `address`; with port 0 the kernel chooses the port.

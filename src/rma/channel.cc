@@ -235,9 +235,6 @@ void Channel::process(wire::RmaMessageType type, std::span<const std::uint8_t> b
       return set_end(End::kClosed, "it has closed");
     case wire::RmaMessageType::kFailed:
       return set_end(End::kFailed, wire::decode_rma_text(body));
-    case wire::RmaMessageType::kHello:
-    case wire::RmaMessageType::kWelcome:
-      break;
   }
   set_end(End::kLost, "a message that does not belong here");
 }

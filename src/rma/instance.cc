@@ -1,14 +1,15 @@
 #include "rma/instance.h"
 
+#include <sys/eventfd.h>
+
 #include <algorithm>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/random.h"
-#include "base/socket.h"
-#include "net/connect/hello_limits.h"
 #include "rma/executed_report.h"
 #include "rma/handshake.h"
 #include "verbs/device.h"
@@ -100,10 +101,11 @@ Instance::~Instance() {
 }
 
 void Instance::end_communicators() {
+  decltype(listens_) listens;  // destroyed without the lock
   decltype(comms_) abandoned;
   {
     const MutexLock lock(mutex_);
-    listens_.clear();
+    listens.swap(listens_);
     abandoned.swap(comms_);
   }
   const std::uint64_t deadline_ns = monotonic_ns() + settings_.config.close_timeout_ms * kNanosecondsPerMillisecond;
@@ -141,19 +143,14 @@ Result<ListenComm*> Instance::listen(std::size_t device, std::span<std::uint8_t,
                   port.name.c_str());
     return Error{ErrorKind::kUsage, 0, "atomics", true};
   }
-  auto made = std::make_unique<ListenComm>();
-  made->owner = this;
-  made->port = &port;
-  Result<UniqueFd> socket = tcp_listen(process_.side_channel);
-  if (!socket) return log_listen_failure(socket.error());
-  made->socket = std::move(*socket);
-  set_defer_accept(made->socket, kHelloTimeoutS);
-  const Result<sockaddr_storage> address = local_address(made->socket);
+  auto made = std::make_unique<ListenComm>(*this, process_.listener, port);
+  Status filled = fill_random(std::as_writable_bytes(std::span(made->handle.secret)));
+  if (filled) filled = fill_random(std::as_writable_bytes(std::span(&made->attempt, 1)));
+  if (!filled) return log_listen_failure(filled.error());
+  made->arrival = UniqueFd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  const Result<sockaddr_storage> address = process_.listener.add(made->handle.secret, made->arrival.get());
   if (!address) return log_listen_failure(address.error());
   made->handle.address = *address;
-  if (const Status filled = fill_random(std::as_writable_bytes(std::span(made->handle.secret))); !filled) {
-    return log_listen_failure(filled.error());
-  }
   const MutexLock lock(mutex_);
   made->handle.listener = process_.identity;
   made->handle.listener.device_guid = port.guid;
@@ -189,12 +186,7 @@ Result<CollComm*> Instance::connect(ListenComm& listen, void* const* handles, in
     return Error{ErrorKind::kArgument, 0, "handle of the own rank"};
   }
   const auto own_rank = static_cast<std::uint32_t>(rank);
-  Handshake handshake({.config = settings_.config,
-                       .local_address = process_.side_channel,
-                       .side_channel_name = process_.side_channel_name,
-                       .host_name = process_.host_name,
-                       .device = listen.port->name},
-                      listen.socket, decoded, own_rank);
+  Handshake handshake(settings_.config, process_, listen, decoded, own_rank);
   Result<std::vector<PeerRank>> peers = handshake.run();
   if (!peers) return peers.error();
   Result<std::unique_ptr<CollComm>> comm =

@@ -12,18 +12,10 @@
 #include "base/result.h"
 #include "net/context/context.h"
 #include "rma/coll_comm.h"
+#include "rma/listen_comm.h"
 #include "wire/handle.h"
 
 namespace verbatim::rma {
-
-class Instance;
-
-struct ListenComm {
-  Instance* owner = nullptr;
-  const Port* port = nullptr;
-  UniqueFd socket;
-  wire::Handle handle;
-};
 
 class Instance {
  public:

@@ -36,7 +36,7 @@ void code_qp(Codec& codec, Qp& qp) {
 // All fields before the addresses.
 template <typename Codec, typename AnyHello>
 void code_hello(Codec& codec, AnyHello& hello) {
-  codec.fields(hello.secret, hello.identity, hello.attempt, hello.control_address, hello.capabilities,
+  codec.fields(hello.secret, hello.attempt, hello.identity, hello.control_address, hello.capabilities,
                hello.traffic_class, hello.host, hello.pid);
 }
 
@@ -96,6 +96,10 @@ Result<Header> decode_header(std::span<const std::uint8_t, kHeaderBytes> bytes) 
   }
   if (header.version != kProtocolVersion) return Error{ErrorKind::kUsage, 0, "message of another protocol version"};
   return header;
+}
+
+ConnectionId decode_connection_id(std::span<const std::uint8_t> body) {
+  return Reader(body).get<ConnectionId>();
 }
 
 Result<Hello> decode_hello(std::span<const std::uint8_t> body) {

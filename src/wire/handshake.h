@@ -12,8 +12,9 @@
 //        | ---- kResume: ConnectionEnd -----> |    finds its end, uses this side channel from now on
 //        | <--- kPing ----------------------- |
 //
-// All messages have the same header. kReject ends the handshake and has the reason as text. wire/notice.h has the
-// messages of an established connection.
+// All messages have the same header. kConnect, kAccept and kResume have the ConnectionId first. The ranks of an RMA
+// communicator exchange kConnect and kAccept, too, with another body behind it: wire/rma.h. kReject ends the handshake
+// and has the reason as text. wire/notice.h has the messages of an established connection.
 #pragma once
 
 #include <array>
@@ -96,9 +97,9 @@ struct HelloQp {
 // The body of kConnect and kAccept.
 struct Hello {
   Secret secret{};  // of the listen comm: proves that the connecting side has its handle
-  PeerIdentity identity;
   // Random, one for each connect; a hello that repeats it is a replay. The accepting side replies with the same number.
   std::uint64_t attempt = 0;
+  PeerIdentity identity;
   std::uint64_t control_address = 0;  // connecting side: its CTS ring; accepting side: its CompletionRecord
   std::uint32_t capabilities = 0;     // Capability bits
   std::int16_t traffic_class = -1;    // connecting side: the communicator's, -1 when it has none
@@ -116,6 +117,7 @@ struct ConnectionId {
 
   auto operator<=>(const ConnectionId&) const = default;
 };
+static_assert(sizeof(ConnectionId) == 24);  // no padding, as below
 
 // One end of a connection.
 struct ConnectionEnd {
@@ -139,6 +141,8 @@ std::uint16_t protocol_version(std::span<const std::uint8_t, kHeaderBytes> bytes
 // kArgument: a message of another protocol. kUsage: another version of this protocol.
 Result<Header> decode_header(std::span<const std::uint8_t, kHeaderBytes> bytes);
 
+// `body` is the part after the header, or its beginning.
+ConnectionId decode_connection_id(std::span<const std::uint8_t> body);
 // `body` is the part after the header. kArgument when a field is out of range.
 Result<Hello> decode_hello(std::span<const std::uint8_t> body);
 std::string decode_reject(std::span<const std::uint8_t> body);

@@ -32,7 +32,7 @@ std::vector<std::uint8_t> finish_rma(RmaMessageType type, Writer writer) {
 
 template <typename Codec, typename Hello>
 void code_rma_hello(Codec& codec, Hello& hello) {
-  codec.fields(hello.secret, hello.ranks, hello.rank, hello.pid, hello.host);
+  codec.fields(hello.secret, hello.attempt, hello.ranks, hello.rank, hello.pid, hello.host);
 }
 
 template <typename Codec, typename Exchange>
@@ -78,11 +78,13 @@ Error damaged(const char* what) {
 
 }  // namespace
 
-std::vector<std::uint8_t> encode_rma_hello(RmaMessageType type, const RmaHello& hello) {
+std::vector<std::uint8_t> encode_rma_hello(MessageType type, const RmaHello& hello) {
   Writer writer;
-  writer.put(RawHeader{});
+  writer.put(Header{});
   code_rma_hello(writer, hello);
-  return finish_rma(type, std::move(writer));
+  std::vector<std::uint8_t> message = std::move(writer).take();
+  put_header(std::span(message).first<kHeaderBytes>(), type, message.size() - kHeaderBytes);
+  return message;
 }
 
 std::vector<std::uint8_t> encode_rma_exchange(const RmaExchange& exchange) {

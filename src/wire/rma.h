@@ -1,13 +1,14 @@
 // What the ranks of an RMA communicator send to each other over TCP: one connection for each pair of ranks.
 //
 //   connecting rank                       accepting rank
-//        | ---- kHello: RmaHello ------------> |   has the secret of the accepting rank's listen
-//        | <--- kWelcome: RmaHello ----------- |   has the secret of the connecting rank's listen
+//        | ---- kConnect: RmaHello ----------> |   has the secret of the accepting rank's listen
+//        | <--- kAccept: RmaHello ------------ |   has the secret of the connecting rank's listen
 //        | <--> kExchange: RmaExchange <-----> |   one each way for each collective call, numbered from 0
 //        | <--> kLane: RmaLane <-------------> |   of a lane that has failed, or that comes back
 //        | <--> kClose or kFailed <----------> |   the last message of either side
 //
-// Each rank knows the handles of all ranks, and so all secrets: the two hellos prove it.
+// Each rank knows the handles of all ranks, and so all secrets: the two hellos prove it. They have the header of
+// wire/handshake.h.
 #pragma once
 
 #include <array>
@@ -26,14 +27,7 @@
 
 namespace verbatim::wire {
 
-enum class RmaMessageType : std::uint16_t {
-  kHello = 1,
-  kWelcome = 2,
-  kExchange = 3,
-  kClose = 4,
-  kFailed = 5,
-  kLane = 6
-};
+enum class RmaMessageType : std::uint16_t { kExchange = 1, kClose = 2, kFailed = 3, kLane = 4 };
 
 // Both ends have the same layout of Header, with another magic.
 struct RmaHeader {
@@ -42,14 +36,13 @@ struct RmaHeader {
 };
 // Below it are the 4,096 QPs of the largest offer.
 constexpr std::size_t kMaxRmaBodyBytes = std::size_t{1} << 20;
-// Of a hello: its fields, and the longest name of a host.
-constexpr std::size_t kMaxRmaHelloBytes = sizeof(Secret) + 3 * sizeof(std::uint32_t) + 1 + 255;
 constexpr std::size_t kMaxRmaContexts = 4096;
 // The ports of a rank.
 constexpr std::size_t kMaxRmaPorts = kMaxDevices;
 
 struct RmaHello {
-  Secret secret{};
+  Secret secret{};            // of the receiver's listen
+  std::uint64_t attempt = 0;  // as in Hello
   std::uint32_t ranks = 0;
   std::uint32_t rank = 0;  // of the sender
   std::uint32_t pid = 0;   // for log lines
@@ -119,7 +112,7 @@ struct RmaLane {
 };
 inline constexpr std::uint32_t kNoPsn = 0xffffffff;
 
-std::vector<std::uint8_t> encode_rma_hello(RmaMessageType type, const RmaHello& hello);
+std::vector<std::uint8_t> encode_rma_hello(MessageType type, const RmaHello& hello);
 std::vector<std::uint8_t> encode_rma_exchange(const RmaExchange& exchange);
 std::vector<std::uint8_t> encode_rma_close();
 std::vector<std::uint8_t> encode_rma_failed(const std::string& text);

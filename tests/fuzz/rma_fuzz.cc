@@ -54,7 +54,7 @@ bool change_bytes(fuzz::Input& input, std::uint8_t flags, Bytes& message) {
   return message != before;
 }
 
-Bytes hello(fuzz::Input& input, wire::RmaMessageType type, const wire::Secret& secret, std::uint32_t rank) {
+Bytes hello(fuzz::Input& input, wire::MessageType type, const wire::Secret& secret, std::uint32_t rank) {
   wire::RmaHello hello{.secret = secret, .ranks = kRanks, .rank = rank, .pid = 7, .host = "fuzz"};
   const auto fields = input.get<std::uint8_t>();
   if ((fields & 1) != 0) hello.secret[input.get<std::uint8_t>() % hello.secret.size()] ^= 1;
@@ -64,7 +64,7 @@ Bytes hello(fuzz::Input& input, wire::RmaMessageType type, const wire::Secret& s
     const std::span<const std::uint8_t> text = input.take(input.get<std::uint8_t>() % 80);
     hello.host.assign(text.begin(), text.end());
   }
-  if ((fields & 16) != 0) type = static_cast<wire::RmaMessageType>(input.get<std::uint8_t>() % 8);
+  if ((fields & 16) != 0) type = static_cast<wire::MessageType>(input.get<std::uint8_t>() % 8);
   return wire::encode_rma_hello(type, hello);
 }
 
@@ -206,7 +206,7 @@ class HostileRank {
     require(!!address, "the listener has an address");
     handle_.address = *address;
     handle_.secret.fill(0x5e);
-    const wire::RmaMessageType type = rank_ == 0 ? wire::RmaMessageType::kHello : wire::RmaMessageType::kWelcome;
+    const wire::MessageType type = rank_ == 0 ? wire::MessageType::kConnect : wire::MessageType::kAccept;
     correct_ = wire::encode_rma_hello(
         type, {.secret = other_.secret, .ranks = kRanks, .rank = rank_, .pid = 7, .host = "fuzz"});
     const auto flags = input.get<std::uint8_t>();

@@ -13,7 +13,8 @@ import tempfile
 BASE = {"base"}
 WIRE = BASE | {"wire"}
 VERBS = BASE | {"verbs"}
-DIAGNOSE = VERBS | WIRE
+CHANNEL = WIRE | {"channel"}
+DIAGNOSE = VERBS | CHANNEL
 TRANSFER = DIAGNOSE | {"net/diagnose"}
 CONNECT = TRANSFER | {"net/transfer"}
 HOST = BASE | {"softverbs/host"}
@@ -23,6 +24,7 @@ ALLOWED = {
     "runtime": BASE,
     "verbs": BASE,
     "wire": BASE,
+    "channel": WIRE,
     "net/diagnose": DIAGNOSE,
     "net/transfer": TRANSFER,
     "net/connect": CONNECT,

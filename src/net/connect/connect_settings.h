@@ -9,8 +9,8 @@
 #include <string>
 
 #include "base/clock.h"
+#include "channel/listener.h"
 #include "net/connect/endpoint_pool.h"
-#include "net/connect/listener.h"
 #include "net/transfer/comm_settings.h"
 #include "verbs/port.h"
 

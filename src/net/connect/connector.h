@@ -1,30 +1,20 @@
 // One connect, from the first call to the established send comm. Never blocks: each call to advance() goes as far as it
 // can.
 //
-//   kCreateQps --created--> kConnectTcp --connected--> kSendHello --sent--> kReceiveReply --received--> kConnectQps
-//   --QPs in RTS--> kSendReady --sent--> established
-//
-// The peer closes a TCP connection on which no hello arrives in time. If the application calls connect too rarely, the
-// hello is late. When the peer has closed the connection without a reply after a late hello, the connector goes back to
-// kConnectTcp (should_retry).
-//
-// A TCP connect that fails because of the network or because the peer's host is busy is repeated until the deadline.
-// The attempts alternate between the address of the chosen interface and any address: where the interfaces of both
-// hosts are in different subnets, the first may not get through.
+//   kCreateQps --created--> kDial --the peer has accepted--> kConnectQps --QPs in RTS--> kSendReady --sent-->
+//   established
 //
 // Owned by the context, found by the token in NCCL's handle, polled by the thread that calls connect.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
 #include "base/result.h"
-#include "base/unique_fd.h"
+#include "channel/dial.h"
 #include "net/connect/connect_settings.h"
-#include "net/connect/incoming_message.h"
 #include "net/transfer/send_comm.h"
 #include "wire/handle.h"
 
@@ -45,18 +35,14 @@ class Connector {
   Result<std::unique_ptr<SendComm>> advance();
 
  private:
-  enum class State : std::uint8_t { kCreateQps, kConnectTcp, kSendHello, kReceiveReply, kConnectQps, kSendReady };
+  enum class State : std::uint8_t { kCreateQps, kDial, kConnectQps, kSendReady };
 
   // The functions of the states return whether the state is complete.
   Result<bool> take_endpoint(VerbBudget& budget);
-  Result<bool> connect_tcp();
-  // Prepares the next attempt and returns false, or returns the error if another attempt would fail too.
-  Result<bool> repeat_connect(const Error& error);
-  // Whether `error` may come from a peer that has closed the connection because the hello was late.
-  bool should_retry(const Error& error) const;
-  Result<bool> receive_reply();
+  Result<bool> dial();
   Result<bool> connect_qps(VerbBudget& budget);
 
+  wire::Hello make_hello();
   // Called when kReady could not be sent: stores the text of the failure notice that the peer may have sent before.
   void read_failure_notice();
   // The failure of a connection that is not established at its deadline.
@@ -72,22 +58,12 @@ class Connector {
   const std::uint64_t deadline_ns_;
   State state_ = State::kCreateQps;
   std::shared_ptr<EndpointReservation> reservation_;  // until the QPs are taken
-  UniqueFd socket_;
-  bool bound_ = true;               // the attempt is made from the address of the chosen interface
-  bool listened_ = false;           // an attempt has succeeded
-  std::optional<Error> tcp_error_;  // of the last attempt
-  std::uint64_t next_attempt_ns_ = 0;
-  std::uint64_t attempt_pause_ns_;
-  std::uint64_t attempt_limit_ns_;
-  std::uint64_t connect_started_ns_ = 0;
-  std::uint64_t hello_sent_ns_ = 0;
-  OutgoingMessage outgoing_;
-  IncomingMessage reply_;
+  Dial dial_;
+  OutgoingMessage ready_;
   wire::Hello remote_;  // of the reply
   // The peer may make the side channel again over these. The listener is held until the monitor knows the connection.
   const std::vector<wire::Address> addresses_;
   std::unique_ptr<SendComm> comm_;
-  std::string reject_reason_;  // why the peer ended the handshake, if the peer has sent it
 };
 
 }  // namespace verbatim

@@ -15,9 +15,8 @@
 namespace verbatim {
 namespace {
 
-std::string describe_peer(const ConnectRequest& request) {
-  const wire::Hello& peer = request.hello;
-  const Result<sockaddr_storage> address = remote_address(request.socket);
+std::string describe_peer(const wire::Hello& peer, const UniqueFd& socket) {
+  const Result<sockaddr_storage> address = remote_address(socket);
   return peer.host + " (pid " + std::to_string(peer.pid) + (address ? ", " + to_string(*address) : "") + ")";
 }
 
@@ -56,18 +55,7 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
                   to_string(requests.error()).c_str());
     return requests.error();
   }
-  const std::uint64_t timeout_ns = settings_.comm.config.connect_timeout_s * kNanosecondsPerSecond;
-  for (ConnectRequest& request : *requests) {
-    std::shared_ptr<EndpointReservation> reservation =
-        settings_.endpoints.reserve({.kind = CommKind::kRecv,
-                                     .ports = ports_,
-                                     .sizes = RecvComm::endpoint_sizes(settings_.comm.config, ports_, request.hello),
-                                     .self = settings_.identity(*ports_.front()),
-                                     .peer = request.hello.identity,
-                                     .announced = settings_.endpoints.announced(CommKind::kRecv)});
-    handshakes_.push_back(
-        {describe_peer(request), std::move(request), std::move(reservation), monotonic_ns() + timeout_ns});
-  }
+  for (ConnectRequest& request : *requests) begin(std::move(request));
   VerbBudget budget;
   auto first = handshakes_.end();
   auto blocked = handshakes_.end();
@@ -94,14 +82,30 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
   if (blocked != handshakes_.end()) handshakes_.splice(handshakes_.end(), handshakes_, blocked);
   if (first == handshakes_.end()) return std::unique_ptr<RecvComm>();
   std::unique_ptr<RecvComm> comm = std::move(first->comm);
-  comm->set_side_channel(std::move(first->request.socket));
+  comm->set_side_channel(std::move(first->socket));
   handshakes_.erase(first);
   return comm;
 }
 
+// A damaged hello has no reply: the connection is closed.
+void ListenComm::begin(ConnectRequest request) {
+  Result<wire::Hello> hello = wire::decode_hello(request.hello.body());
+  if (!hello) return;
+  std::shared_ptr<EndpointReservation> reservation =
+      settings_.endpoints.reserve({.kind = CommKind::kRecv,
+                                   .ports = ports_,
+                                   .sizes = RecvComm::endpoint_sizes(settings_.comm.config, ports_, *hello),
+                                   .self = settings_.identity(*ports_.front()),
+                                   .peer = hello->identity,
+                                   .announced = settings_.endpoints.announced(CommKind::kRecv)});
+  const std::uint64_t timeout_ns = settings_.comm.config.connect_timeout_s * kNanosecondsPerSecond;
+  handshakes_.push_back({describe_peer(*hello, request.socket), std::move(request.socket), std::move(*hello),
+                         std::move(reservation), monotonic_ns() + timeout_ns});
+}
+
 Result<bool> ListenComm::advance(Handshake& handshake, VerbBudget& budget) const {
   using State = Handshake::State;
-  const UniqueFd& socket = handshake.request.socket;
+  const UniqueFd& socket = handshake.socket;
   if (handshake.state <= State::kConnectQps) {
     if (const Status open = check_open(socket); !open) return open.error();  // later states use the socket
   }
@@ -117,7 +121,7 @@ Result<bool> ListenComm::advance(Handshake& handshake, VerbBudget& budget) const
 }
 
 Result<bool> ListenComm::create_comm(Handshake& handshake, VerbBudget& budget) const {
-  const wire::Hello& peer = handshake.request.hello;
+  const wire::Hello& peer = handshake.hello;
   Result<std::optional<Endpoint>> endpoint = settings_.endpoints.take(*handshake.reservation, budget);
   if (!endpoint) return endpoint.error();
   if (!*endpoint) return false;
@@ -129,7 +133,7 @@ Result<bool> ListenComm::create_comm(Handshake& handshake, VerbBudget& budget) c
 }
 
 Result<bool> ListenComm::connect_qps(Handshake& handshake, VerbBudget& budget) const {
-  const wire::Hello& peer = handshake.request.hello;
+  const wire::Hello& peer = handshake.hello;
   // Up to v10 NCCL passes the traffic class of the communicator only to connect.
   const int traffic_class = settings_.traffic_class >= 0 ? settings_.traffic_class : peer.traffic_class;
   const Result<bool> connected = handshake.comm->connect(peer, traffic_class, budget);
@@ -144,7 +148,7 @@ Result<bool> ListenComm::connect_qps(Handshake& handshake, VerbBudget& budget) c
 }
 
 Result<bool> ListenComm::receive_ready(Handshake& handshake) {
-  const Result<bool> received = handshake.ready_message.receive(handshake.request.socket);
+  const Result<bool> received = handshake.ready_message.receive(handshake.socket);
   if (!received || !*received || handshake.ready_message.type() == wire::MessageType::kReady) return received;
   return Error{ErrorKind::kRemote, EPROTO, "handshake"};
 }
@@ -176,7 +180,7 @@ void ListenComm::log_failure(const Handshake& handshake, const Error& error, con
 }
 
 void ListenComm::send_reason(const Handshake& handshake, ErrorKind kind, const std::string& reason) {
-  const UniqueFd& socket = handshake.request.socket;
+  const UniqueFd& socket = handshake.socket;
   if (handshake.state <= Handshake::State::kConnectQps) return reject(socket, reason);
   // After kAccept was sent the connection may be established for the peer.
   if (handshake.state == Handshake::State::kSendAccept) return;

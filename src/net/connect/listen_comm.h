@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "base/result.h"
+#include "channel/incoming_message.h"
+#include "channel/listener.h"
 #include "net/connect/connect_settings.h"
-#include "net/connect/incoming_message.h"
-#include "net/connect/listener.h"
 #include "net/transfer/recv_comm.h"
 
 namespace verbatim {
@@ -38,7 +38,8 @@ class ListenComm {
   struct Handshake {
     enum class State : std::uint8_t { kCreateQps, kConnectQps, kSendAccept, kReceiveReady, kEstablished };
     std::string peer;  // name and address, for messages: a reset socket has no address any more
-    ConnectRequest request;
+    UniqueFd socket;
+    wire::Hello hello;                                 // the peer's
     std::shared_ptr<EndpointReservation> reservation;  // its place in the QP order of the communicator
     std::uint64_t deadline_ns = 0;
     State state = State::kCreateQps;
@@ -53,6 +54,7 @@ class ListenComm {
   ListenComm(const ConnectSettings& settings, std::vector<const Port*> ports, const wire::Handle& handle)
       : settings_(settings), ports_(std::move(ports)), handle_(handle) {}
 
+  void begin(ConnectRequest request);
   // Goes as far as it can. Returns whether the connection is established.
   Result<bool> advance(Handshake& handshake, VerbBudget& budget) const;
   // The functions of the states return whether the state is complete.

@@ -347,6 +347,7 @@ ProcessParts Context::process_parts() const {
   return {.ports = process_.inventory->ports(),
           .devices = *process_.devices,
           .monitor = *process_.monitor,
+          .listener = process_.listener,
           .side_channel = process_.side_channel.address,
           .interfaces = process_.interfaces,
           .side_channel_name = connect_settings_.side_channel_name,

@@ -34,6 +34,7 @@ struct ProcessParts {
   std::span<const Port> ports;  // physical devices, by NCCL's index
   const NetDevices& devices;
   Monitor& monitor;
+  Listener& listener;
   const sockaddr_storage& side_channel;            // address for TCP, port 0
   const std::vector<SocketInterface>& interfaces;  // for further TCP connections; the first is side_channel
   std::string side_channel_name;                   // interface and address, for messages

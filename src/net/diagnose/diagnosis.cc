@@ -357,11 +357,18 @@ Diagnosis diagnose_handshake(const Error& error, const std::string& peer, bool n
   }
 }
 
-Diagnosis diagnose_connect(const Error& error, const std::string& peer, const sockaddr_storage& address,
-                           const std::string& interface) {
+Diagnosis diagnose_dial(const Dial& dial, const Error& error, const std::string& peer, const wire::Handle& handle,
+                        const std::string& interface) {
+  if (error.step != SetupStep::kConnectTcp) {
+    const std::string& refusal = dial.refusal();
+    const bool is_other = handle.version != wire::kProtocolVersion && error.kind == ErrorKind::kRemote;
+    if (refusal.empty() && !is_other) return diagnose_handshake(error, peer, !dial.reply().begun());
+    return {refusal.empty() ? "its version of the protocol is another one" : refusal,
+            is_other ? "run the same release on all hosts" : look_at(peer, "its log says more")};
+  }
   if (error.sys_errno == ECONNREFUSED || error.sys_errno == ECONNRESET) return diagnose_handshake(error, peer);
-  const std::string host = host_to_string(address);
-  const std::string port = std::to_string(ntohs(reinterpret_cast<const sockaddr_in&>(address).sin_port));
+  const std::string host = host_to_string(handle.address);
+  const std::string port = std::to_string(ntohs(reinterpret_cast<const sockaddr_in&>(handle.address).sin_port));
   const std::string routes = quoted("ip route get " + host) + " on this host, and look at " + peer +
                              "; VERBATIM_SOCKET_IFNAME on both hosts chooses interfaces that reach each other (here " +
                              interface + ")";

@@ -11,7 +11,9 @@
 #include <string>
 
 #include "base/result.h"
+#include "channel/dial.h"
 #include "net/diagnose/path_facts.h"
+#include "wire/handle.h"
 
 namespace verbatim {
 
@@ -48,9 +50,9 @@ std::string no_message(const std::string& peer, std::uint64_t unheard_ns, bool h
 // A handshake that ended because of `peer`, "node2 (pid 4711)". `no_reply`: nothing was received from it.
 Diagnosis diagnose_handshake(const Error& error, const std::string& peer, bool no_reply = false);
 
-// A TCP connect to `peer` that failed. `address`: the peer's; `interface`: the chosen one and its address.
-Diagnosis diagnose_connect(const Error& error, const std::string& peer, const sockaddr_storage& address,
-                           const std::string& interface);
+// A dial to `peer`, whose listen has `handle`. `interface`: the chosen one and its address.
+Diagnosis diagnose_dial(const Dial& dial, const Error& error, const std::string& peer, const wire::Handle& handle,
+                        const std::string& interface);
 
 // The work of a failed completion, from the comm's own records: the completion itself does not say.
 struct FailedWork {

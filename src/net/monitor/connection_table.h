@@ -16,10 +16,10 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/socket_interface.h"
+#include "channel/side_channel_source.h"
 #include "net/monitor/stall_detector.h"
 #include "net/transfer/comm.h"
 #include "net/transfer/side_channel.h"
-#include "net/transfer/side_channel_source.h"
 #include "runtime/deadlines.h"
 #include "runtime/event_loop.h"
 
@@ -129,6 +129,7 @@ struct MonitoredConnection {
   StallDetector stall_detector;
   std::uint64_t stall_check_ns = 0;               // when it is due
   std::optional<std::uint32_t> unanswered_query;  // id of the peer's status query
+  bool query_is_new = false;                      // for it the QP states were not requested yet
 
   // The states of the QPs. DeviceCalls reads them; until it has, the entry stays in the table.
   DeviceCalls* device_calls = nullptr;

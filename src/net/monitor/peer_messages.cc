@@ -57,8 +57,8 @@ void handle(ConnectionTable& table, MonitoredConnection& connection, const SideC
       return receive_pong(table, connection);
     case wire::MessageType::kStatusQuery:
       connection.unanswered_query = wire::decode_status_query(message.body);
-      if (!connection.unanswered_query) break;
-      return DeviceCalls::request_qp_state(table, connection, monotonic_ns());
+      if ((connection.query_is_new = connection.unanswered_query.has_value())) return;
+      break;
     case wire::MessageType::kStatusReply:
       if (const std::optional<wire::ConnectionStatus> status = wire::decode_status_reply(message.body)) {
         if (connection.stall_detector.accept_reply(*status)) connection.stall_check_ns = 0;
@@ -126,6 +126,7 @@ void send_due_messages(ConnectionTable& table, MonitoredConnection& connection, 
   });
   if (sent) ask_for_answer(table, connection, now);
   if (connection.comm->failure_text() != nullptr) connection.send_failure_notice();
+  if (std::exchange(connection.query_is_new, false)) DeviceCalls::request_qp_state(table, connection, now);
   if (!connection.unanswered_query || connection.awaits_qp_state(now)) return;
   wire::ConnectionStatus status = connection.status(now);
   status.id = *connection.unanswered_query;

@@ -1,8 +1,10 @@
-#include "net/connect/listener.h"
+#include "channel/listener.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <poll.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -10,7 +12,9 @@
 #include <chrono>
 #include <thread>
 
+#include "base/clock.h"
 #include "base/socket.h"
+#include "channel/hello_limits.h"
 #include "support/log_capture.h"
 #include "wire/limits.h"
 
@@ -78,7 +82,8 @@ class ListenerTest : public ::testing::Test {
   bool is_closed(const UniqueFd& socket) const {
     const auto end = std::chrono::steady_clock::now() + kListenerTimeout;
     while (std::chrono::steady_clock::now() < end) {
-      EXPECT_TRUE(listener_->poll(mine_));
+      const Result<std::vector<ConnectRequest>> requests = listener_->poll(mine_);
+      EXPECT_TRUE(requests && requests->empty());
       std::array<std::uint8_t, 1> byte{};
       std::size_t filled = 0;
       const Result<bool> received = receive_into(socket, byte, filled);
@@ -86,6 +91,14 @@ class ListenerTest : public ::testing::Test {
     }
     return false;
   }
+
+  std::vector<pollfd> awaited() const {
+    std::vector<pollfd> sockets;
+    EXPECT_EQ(listener_->await(sockets), UINT64_MAX);
+    return sockets;
+  }
+  // Whether the listener waits for the bytes of so many connections.
+  bool has_accepted(std::size_t connections) const { return awaited().size() == 1 + connections; }
 
   std::unique_ptr<Listener> listener_;
   sockaddr_storage address_{};
@@ -97,7 +110,9 @@ TEST_F(ListenerTest, HelloWithSecret_IsReturned) {
   send_bytes(peer, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
   const std::vector<ConnectRequest> found = wait_for_requests(mine_, 1);
   ASSERT_EQ(found.size(), 1U);
-  EXPECT_EQ(found[0].hello.qps[0].number, 17U);
+  const Result<wire::Hello> hello = wire::decode_hello(found[0].hello.body());
+  ASSERT_TRUE(hello);
+  EXPECT_EQ(hello->qps[0].number, 17U);
 }
 
 TEST_F(ListenerTest, HelloByteByByte_IsReturned) {
@@ -141,6 +156,84 @@ TEST_F(ListenerTest, InvalidConnections_AreClosedAndPeerIsServed) {
   EXPECT_TRUE(is_closed(wrong_secret));
   EXPECT_TRUE(is_closed(no_hello));
   EXPECT_TRUE(is_closed(wrong_type));
+}
+
+// Nobody waits for its body, and no memory is taken for it.
+TEST_F(ListenerTest, BeginningOfMessageThatDoesNotBelongHere_IsClosedAtOnce) {
+  std::vector<std::uint8_t> unknown = wire::encode_hello(wire::MessageType::kConnect, hello_with(wire::Secret{}));
+  unknown.resize(wire::kHeaderBytes + sizeof(wire::ConnectionId));
+  std::vector<std::uint8_t> resume = unknown;
+  wire::put_header(std::span(resume).first<wire::kHeaderBytes>(), wire::MessageType::kResume, wire::kMaxBodyBytes);
+  std::vector<std::uint8_t> other_version(unknown.begin(), unknown.begin() + wire::kHeaderBytes);
+  ++other_version[4];
+  const std::vector<std::uint8_t> other_protocol(wire::kHeaderBytes, 0x41);
+  std::vector<std::uint8_t> large = other_protocol;
+  wire::put_header(std::span(large).first<wire::kHeaderBytes>(), wire::MessageType::kConnect, wire::kMaxBodyBytes + 1);
+  for (const auto& beginning : {unknown, resume, other_version, other_protocol, large}) {
+    const UniqueFd stranger = connect_tcp();
+    send_bytes(stranger, {beginning.front()});
+    while (!has_accepted(1)) EXPECT_TRUE(listener_->poll(mine_));
+    send_bytes(stranger, {beginning.begin() + 1, beginning.end()});
+    pollfd arrived = awaited().back();
+    EXPECT_EQ(::poll(&arrived, 1, 20'000), 1);
+    EXPECT_TRUE(listener_->poll(mine_));
+    EXPECT_TRUE(has_accepted(0));
+  }
+}
+
+TEST_F(ListenerTest, HelloShorterThanItsBeginning_IsClosed) {
+  const UniqueFd stranger = connect_tcp();
+  std::vector<std::uint8_t> message = wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_));
+  wire::put_header(std::span(message).first<wire::kHeaderBytes>(), wire::MessageType::kConnect, 4);
+  send_bytes(stranger, message);
+  EXPECT_TRUE(is_closed(stranger));
+}
+
+// As RMA's connect waits, while another thread reads the hello.
+TEST_F(ListenerTest, HelloReadByAnotherPoll_WritesItsEventfd) {
+  const UniqueFd arrival(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
+  wire::Secret other{};
+  other.fill(2);
+  ASSERT_TRUE(listener_->add(other, arrival.get()));
+  const UniqueFd peer = connect_tcp();
+  send_bytes(peer, wire::encode_hello(wire::MessageType::kConnect, hello_with(other)));
+  pollfd waits{arrival.get(), POLLIN, 0};
+  const auto end = std::chrono::steady_clock::now() + kListenerTimeout;
+  while (::poll(&waits, 1, 0) == 0 && std::chrono::steady_clock::now() < end) EXPECT_TRUE(listener_->poll(mine_));
+  EXPECT_EQ(waits.revents, POLLIN);
+  EXPECT_EQ(wait_for_requests(other, 1).size(), 1U);
+}
+
+TEST_F(ListenerTest, AwaitedSockets_HaveAnEventWhenPeersConnectAndSend) {
+  const auto has_event = [&] {
+    std::vector<pollfd> sockets = awaited();
+    return ::poll(sockets.data(), sockets.size(), 20'000) > 0;
+  };
+  const std::vector<std::uint8_t> message = wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_));
+  const UniqueFd peer = connect_tcp();
+  send_bytes(peer, {message.front()});
+  EXPECT_TRUE(has_event());
+  while (has_accepted(0)) EXPECT_TRUE(listener_->poll(mine_));
+  send_bytes(peer, {message.begin() + 1, message.end()});
+  EXPECT_TRUE(has_event());
+  EXPECT_EQ(wait_for_requests(mine_, 1).size(), 1U);
+}
+
+// A further one must wait for a while, and nobody spins meanwhile.
+TEST_F(ListenerTest, AsManyAsItKeeps_AreAwaitedWithoutTheListeningSocket) {
+  std::vector<UniqueFd> all;
+  std::vector<pollfd> sockets;
+  std::uint64_t until = UINT64_MAX;
+  while (until == UINT64_MAX) {
+    all.push_back(connect_tcp());
+    send_bytes(all.back(), {0x41});
+    ASSERT_TRUE(listener_->poll(mine_));
+    sockets.clear();
+    until = listener_->await(sockets);
+    ASSERT_LT(all.size(), 4096U);
+  }
+  EXPECT_EQ(sockets.size(), kMaxPending);
+  EXPECT_GT(until, monotonic_ns());
 }
 
 TEST_F(ListenerTest, ManyPeersAtOnce_AreAllServed) {

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "base/socket.h"
+#include "channel/listener.h"
 #include "connected_comms.h"
-#include "net/connect/listener.h"
 #include "net/monitor/monitor.h"
 #include "support/log_capture.h"
 

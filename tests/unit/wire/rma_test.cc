@@ -40,14 +40,17 @@ RmaOffer sample_offer() {
 TEST(RmaMessages, Hello_IsReadAsItWasWritten) {
   RmaHello hello{.ranks = 8, .rank = 3, .pid = 4711, .host = "node1"};
   hello.secret[5] = 9;
-  const std::vector<std::uint8_t> message = encode_rma_hello(RmaMessageType::kWelcome, hello);
-  const Result<RmaHeader> header = rma_header(message);
+  hello.attempt = 17;
+  const std::vector<std::uint8_t> message = encode_rma_hello(MessageType::kAccept, hello);
+  const Result<Header> header = decode_header(std::span(message).first<kHeaderBytes>());
   ASSERT_TRUE(header);
-  EXPECT_EQ(header->type, RmaMessageType::kWelcome);
+  EXPECT_EQ(header->type, MessageType::kAccept);
   EXPECT_EQ(header->body_bytes, message.size() - kHeaderBytes);
   const Result<RmaHello> read = decode_rma_hello(rma_body(message));
   ASSERT_TRUE(read);
+  EXPECT_EQ(decode_connection_id(rma_body(message)), (ConnectionId{hello.secret, 17}));
   EXPECT_EQ(read->secret, hello.secret);
+  EXPECT_EQ(read->attempt, 17U);
   EXPECT_EQ(read->ranks, 8U);
   EXPECT_EQ(read->rank, 3U);
   EXPECT_EQ(read->pid, 4711U);
@@ -55,7 +58,7 @@ TEST(RmaMessages, Hello_IsReadAsItWasWritten) {
 }
 
 TEST(RmaMessages, HelloOfImpossibleRank_IsRefused) {
-  const auto message = encode_rma_hello(RmaMessageType::kHello, {.ranks = 8, .rank = 8, .pid = 1, .host = "node1"});
+  const auto message = encode_rma_hello(MessageType::kConnect, {.ranks = 8, .rank = 8, .pid = 1, .host = "node1"});
   EXPECT_FALSE(decode_rma_hello(rma_body(message)));
 }
 

@@ -1,5 +1,6 @@
-#include "net/connect/listener.h"
+#include "channel/listener.h"
 
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -12,8 +13,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/socket.h"
-#include "net/connect/hello_limits.h"
-#include "net/transfer/side_channel.h"
+#include "channel/hello_limits.h"
 #include "wire/limits.h"
 #include "wire/notice.h"
 
@@ -23,11 +23,6 @@ namespace {
 // Connections that this end has removed and whose peers may still ask for them: a peer whose side channel is lost asks
 // at least every 24 s. More of them learn it from the NIC, which does not answer.
 constexpr std::size_t kMaxRemoved = 4096;
-
-bool is_link_local(const sockaddr_storage& address) {
-  return address.ss_family == AF_INET6 &&
-         IN6_IS_ADDR_LINKLOCAL(&reinterpret_cast<const sockaddr_in6&>(address).sin6_addr);
-}
 
 }  // namespace
 
@@ -71,10 +66,10 @@ void Listener::open_further() {
   }
 }
 
-Result<sockaddr_storage> Listener::add(const wire::Secret& secret) {
+Result<sockaddr_storage> Listener::add(const wire::Secret& secret, int arrival) {
   const MutexLock lock(mutex_);
   if (const Status opened = open(); !opened) return opened.error();
-  listens_.try_emplace(secret);
+  listens_[secret].arrival = arrival;
   return sockets_.front().address;
 }
 
@@ -139,7 +134,7 @@ std::vector<SideChannelSource::Resumed> Listener::take_resumed(const Watch& watc
     if (one.socket) watch(one.socket.get());
   }
   read_pending();
-  static_cast<void>(accept_pending());  // accept() reports an error
+  static_cast<void>(accept_pending());  // poll() reports an error
   std::vector<Resumed> resumed;
   resumed.reserve(resumed_.size());
   for (auto& [end, socket] : resumed_) resumed.push_back({end, connections_.at(end), std::move(socket)});
@@ -149,9 +144,11 @@ std::vector<SideChannelSource::Resumed> Listener::take_resumed(const Watch& watc
 
 void Listener::serve() {
   const MutexLock lock(mutex_);
-  if (!listens_.empty() || !connections_.empty()) return;  // accept() and the monitor do it
+  if (!connections_.empty()) return;  // the monitor does it
+  const auto is_polled = [](const auto& listen) { return listen.second.arrival < 0; };
+  if (std::ranges::any_of(listens_, is_polled)) return;  // NCCL calls accept
   read_pending();
-  static_cast<void>(accept_pending());  // accept() reports an error
+  static_cast<void>(accept_pending());  // poll() reports an error
 }
 
 void reject(const UniqueFd& socket, const std::string& reason, std::uint16_t version) {
@@ -167,6 +164,21 @@ Result<std::vector<ConnectRequest>> Listener::poll(const wire::Secret& secret) {
   const auto listen = listens_.find(secret);
   if (listen == listens_.end()) return std::vector<ConnectRequest>();
   return std::exchange(listen->second.requests, {});
+}
+
+std::uint64_t Listener::await(std::vector<pollfd>& sockets) {
+  const MutexLock lock(mutex_);
+  const std::uint64_t now = monotonic_ns();
+  const bool accepts = !shortage_reported_ && !is_full(now);
+  for (const Socket& one : sockets_) {
+    if (one.socket && accepts) sockets.push_back({one.socket.get(), POLLIN, 0});
+  }
+  for (const PendingConnection& pending : pending_) sockets.push_back({pending.socket.get(), POLLIN, 0});
+  return accepts ? UINT64_MAX : now + kMinPendingNs;
+}
+
+bool Listener::is_full(std::uint64_t now) const {
+  return pending_.size() == kMaxPending && now < pending_.front().accepted_ns + kMinPendingNs;
 }
 
 void Listener::read_pending() {
@@ -191,13 +203,12 @@ Status Listener::accept_pending() {
 Status Listener::accept_pending(const UniqueFd& socket) {
   for (std::size_t i = 0; i < kMaxPending; ++i) {
     const std::uint64_t now = monotonic_ns();
-    const bool full = pending_.size() == kMaxPending;
-    if (full && now < pending_.front().accepted_ns + kMinPendingNs) return {};
+    if (is_full(now)) return {};
     Result<std::optional<UniqueFd>> accepted = tcp_accept(socket);
     if (!accepted) return report_resource_shortage(accepted.error());
     if (!accepted->has_value()) return {};
     shortage_reported_ = false;
-    if (full) pending_.pop_front();
+    if (pending_.size() == kMaxPending) pending_.pop_front();
     PendingConnection& pending = pending_.emplace_back();
     pending.socket = std::move(**accepted);
     pending.accepted_ns = now;
@@ -249,23 +260,28 @@ void Listener::resume(PendingConnection& pending) {
   const wire::Notice last = removed->last == wire::MessageType::kClose
                                 ? wire::Notice::without_body(wire::MessageType::kClose)
                                 : wire::Notice::failed(ErrorKind::kNone, "");
-  SideChannel().send(pending.socket, last);
+  static_cast<void>(OutgoingMessage({last.bytes().begin(), last.bytes().end()}).send(pending.socket));
 }
 
 bool Listener::read_hello(PendingConnection& pending) {
   IncomingMessage& message = pending.message;
+  const Result<bool> first = message.receive_first(pending.socket, sizeof(wire::ConnectionId));
+  if (!first && message.other_version()) reject_version(pending.socket, *message.other_version());
+  if (!first || !*first) return static_cast<bool>(first);
+  const wire::ConnectionId id = wire::decode_connection_id(message.body());
+  const bool resumes = message.type() == wire::MessageType::kResume;
+  const auto listen = listens_.find(id.secret);
+  const bool connects = message.type() == wire::MessageType::kConnect && listen != listens_.end();
+  if (!connects && !(resumes && message.body_bytes() == sizeof(wire::ConnectionEnd))) return false;
   const Result<bool> all = message.receive(pending.socket);
-  if (!all && message.other_version()) reject_version(pending.socket, *message.other_version());
-  if (!all) return false;
-  if (!*all) return true;
-  if (message.type() == wire::MessageType::kResume) resume(pending);
-  if (message.type() != wire::MessageType::kConnect) return false;
-  Result<wire::Hello> hello = wire::decode_hello(message.body());
-  if (!hello) return false;
-  const auto listen = listens_.find(hello->secret);
-  if (listen == listens_.end()) return false;
-  if (!listen->second.attempts.insert(hello->attempt).second) return false;  // a replay
-  listen->second.requests.push_back({std::move(pending.socket), std::move(*hello)});
+  if (!all || !*all) return static_cast<bool>(all);
+  if (resumes) {
+    resume(pending);
+    return false;
+  }
+  if (!listen->second.attempts.insert(id.attempt).second) return false;  // a replay
+  listen->second.requests.push_back({std::move(pending.socket), std::move(message)});
+  if (listen->second.arrival >= 0) ::eventfd_write(listen->second.arrival, 1);
   return false;
 }
 

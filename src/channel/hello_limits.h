@@ -1,5 +1,4 @@
-// How many TCP connections that have not shown the secret of a handle a process keeps, and how long: a listener for
-// messages, and one for RMA.
+// How many TCP connections that have not shown the secret of a listen a process keeps, and how long.
 #pragma once
 
 #include <cstddef>
@@ -9,7 +8,7 @@
 
 namespace verbatim {
 
-// A connector sends its hello right after the TCP connect.
+// The dialling side sends its hello right after the TCP connect.
 constexpr int kHelloTimeoutS = 3;
 constexpr std::uint64_t kHelloTimeoutNs = kHelloTimeoutS * kNanosecondsPerSecond;
 // Connections without a complete hello hold at most this many descriptors. For a further connection the oldest is

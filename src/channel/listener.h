@@ -1,10 +1,12 @@
 // The TCP sockets of this process: one for connect requests, and one on each further interface, because peers may make
-// side channels again over any of them. Each listen of each communicator has a secret. A hello with this
-// secret and a new attempt number is a connect request for the listen. A connection with another protocol version gets
-// a reject; any other connection is closed without a reply. The listener has no thread: each call of accept serves the
+// side channels again over any of them. Each listen, for messages or for RMA, has a secret. A hello begins with the
+// secret and a new attempt number: it is a connect request for the listen, which understands the rest. Until the secret
+// has come, a connection costs its descriptor and less than 1 KiB. A connection with another protocol version gets a
+// reject; any other connection is closed without a reply. The listener has no thread: each call of poll serves the
 // connections of all listens. While connections are established, the monitor calls it too, when a socket is readable.
 #pragma once
 
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <cstddef>
@@ -22,8 +24,8 @@
 #include "base/result.h"
 #include "base/socket_interface.h"
 #include "base/unique_fd.h"
-#include "net/connect/incoming_message.h"
-#include "net/transfer/side_channel_source.h"
+#include "channel/incoming_message.h"
+#include "channel/side_channel_source.h"
 #include "wire/handshake.h"
 
 namespace verbatim {
@@ -31,7 +33,7 @@ namespace verbatim {
 // A peer whose hello has the secret of a listen.
 struct ConnectRequest {
   UniqueFd socket;
-  wire::Hello hello;
+  IncomingMessage hello;
 };
 
 constexpr const char* kListenClosed = "its application has closed its listen";
@@ -48,8 +50,9 @@ class Listener final : public SideChannelSource {
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // Returns the address for the peers' connects.
-  Result<sockaddr_storage> add(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
+  // Returns the address for the peers' connects. `arrival`, if it is not -1, is an eventfd that is written when there
+  // is a connect request, because another thread may have read its hello.
+  Result<sockaddr_storage> add(const wire::Secret& secret, int arrival = -1) VERBATIM_EXCLUDES(mutex_);
   // Rejects the connect requests for `secret`. When no listen and no connection is left, also closes the pending
   // connections and the socket.
   void remove(const wire::Secret& secret) noexcept VERBATIM_EXCLUDES(mutex_);
@@ -59,13 +62,17 @@ class Listener final : public SideChannelSource {
   enum class Use : bool { kLook, kHold };
   std::vector<wire::Address> addresses(Use use) VERBATIM_EXCLUDES(mutex_);
   void release() noexcept VERBATIM_EXCLUDES(mutex_);
-  // Where neither a listen nor a connection is left, its holders accept connections and read hellos: their peers must
-  // learn that their listen is closed.
+  // Where neither a connection is left nor a listen that is polled all the time, its holders accept connections and
+  // read hellos: their peers must learn that their listen is closed.
   void serve() VERBATIM_EXCLUDES(mutex_);
 
   // Accepts connections and reads hellos, for all listens. Returns the connect requests for `secret` since the last
   // call.
   Result<std::vector<ConnectRequest>> poll(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
+  // Appends the sockets that a thread waits for before it calls poll() again. Returns the time when it calls it in any
+  // case, UINT64_MAX: none. Another thread may close a socket or accept a connection meanwhile, so the thread also
+  // looks again after a while.
+  std::uint64_t await(std::vector<pollfd>& sockets) VERBATIM_EXCLUDES(mutex_);
 
   void add_connection(const wire::ConnectionEnd& end, int key) override VERBATIM_EXCLUDES(mutex_);
   void remove_connection(const wire::ConnectionEnd& end, std::optional<wire::MessageType> last) noexcept override
@@ -84,6 +91,7 @@ class Listener final : public SideChannelSource {
     wire::MessageType last;
   };
   struct Listen {
+    int arrival = -1;
     std::vector<ConnectRequest> requests;
     std::set<std::uint64_t> attempts;  // of all hellos so far, to detect a replay
   };
@@ -97,6 +105,8 @@ class Listener final : public SideChannelSource {
   Status open() VERBATIM_REQUIRES(mutex_);
   static Status open(Socket& one);
   void open_further() VERBATIM_REQUIRES(mutex_);
+  // Whether a further connection must wait in the backlog: the others have not had their time.
+  bool is_full(std::uint64_t now) const VERBATIM_REQUIRES(mutex_);
   void read_pending() VERBATIM_REQUIRES(mutex_);
   Status accept_pending() VERBATIM_REQUIRES(mutex_);
   Status accept_pending(const UniqueFd& socket) VERBATIM_REQUIRES(mutex_);

@@ -1,5 +1,5 @@
 // Where the monitor gets the side channels that peers have made again. The listener implements SideChannelSource, so
-// net/monitor needs no include of net/connect.
+// net/monitor needs no include of it.
 #pragma once
 
 #include <functional>
