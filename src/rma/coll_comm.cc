@@ -6,6 +6,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "rma/device_tests.h"
 #include "rma/further_connections.h"
 
 namespace verbatim::rma {
@@ -269,9 +270,8 @@ Result<Memory*> CollComm::register_memory(const MrRequest& request) {
 
 Result<Memory*> CollComm::register_locked(const MrRequest& request) {
   const Buffer buffer{request.address, request.bytes};
-  if (refused_ && std::exchange(refused_, std::nullopt) == buffer) {
-    return Error{ErrorKind::kRemote, 0, "registration at another rank", true};
-  }
+  const auto refused = std::exchange(refused_, std::nullopt);
+  if (refused && refused->first == buffer) return refused->second;
   if (repeats_ && *repeats_ != buffer) {
     // The caller has given up the buffer for which the other ranks wait.
     static_cast<void>(exchange_registration(Error{ErrorKind::kSystem, 0, "registration as dma-buf"}, request));
@@ -285,12 +285,16 @@ Result<Memory*> CollComm::register_locked(const MrRequest& request) {
     repeats_ = buffer;
     return own.error();
   }
+  if (own && (*own)->device_memory && request.ordering == MrOrdering::kAtomic) {
+    if (const Status atomics = check_atomics(ports_, request, **own, settings_.config, gpu_atomics_); !atomics)
+      own = atomics.error();
+  }
   Result<std::vector<wire::RmaExchange>> received = exchange_registration(own, request);
-  if (!own) return own.error();
-  if (!received) return received.error();
-  Result<std::unique_ptr<Memory>> memory = complete(std::move(*own), request, *received);
+  if (!received) return own ? received.error() : own.error();
+  Result<std::unique_ptr<Memory>> memory =
+      own ? complete(std::move(*own), request, *received) : Result<std::unique_ptr<Memory>>(own.error());
   if (!memory) {
-    if (may_repeat) refused_ = buffer;
+    if (may_repeat) refused_ = {buffer, memory.error()};
     return memory.error();
   }
   return settings_.memories.add(std::move(*memory));

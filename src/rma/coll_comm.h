@@ -126,8 +126,9 @@ class CollComm {
   std::map<std::uint32_t, std::vector<wire::RmaLane>> early_ VERBATIM_GUARDED_BY(lanes_mutex_);  // by rank
   // A buffer whose registration as dma-buf has failed: the other ranks wait for the second call.
   std::optional<Buffer> repeats_ VERBATIM_GUARDED_BY(mutex_);
-  // A buffer whose registration as dma-buf has failed because of another rank.
-  std::optional<Buffer> refused_ VERBATIM_GUARDED_BY(mutex_);
+  // A buffer whose registration as dma-buf has failed at all ranks, and why at this one.
+  std::optional<std::pair<Buffer, Error>> refused_ VERBATIM_GUARDED_BY(mutex_);
+  std::uint32_t gpu_atomics_ VERBATIM_GUARDED_BY(mutex_) = 0;  // ports that execute them, one bit each
   // By peer: the ends of its connections, and their messages where ranks have several lanes. Last, because the calls of
   // the monitor need the others.
   std::vector<std::unique_ptr<EventHandler>> sockets_;

@@ -18,7 +18,7 @@
 #include "net/diagnose/diagnosis.h"
 #include "net/transfer/endpoint.h"
 #include "net/transfer/endpoint_block.h"
-#include "rma/executed_report.h"
+#include "rma/device_tests.h"
 #include "rma/lane_qps.h"
 #include "rma/queue_order.h"
 #include "rma/work_id.h"

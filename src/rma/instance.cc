@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/random.h"
-#include "rma/executed_report.h"
+#include "rma/device_tests.h"
 #include "rma/handshake.h"
 #include "verbs/device.h"
 #include "verbs/qp.h"

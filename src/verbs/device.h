@@ -46,7 +46,7 @@ class Device {
   int dmabuf_errno() const { return dmabuf_errno_; }
   // True for the first caller only, so that the use of peer memory instead of a dma-buf is logged once for each device.
   bool is_first_fallback() const { return !fallback_reported_.exchange(true); }
-  // What rma/executed_report.h has found out about it.
+  // What rma/device_tests.h has found out about it.
   std::atomic<ExecutedReport>& executed_report() const { return executed_report_; }
   bool relaxed_ordering() const { return relaxed_ordering_; }
   // The number of QPs that this process has on the device.

@@ -115,7 +115,7 @@ Status to_error(ibv_qp* qp, const Device& device);
 
 // The PSN of the packet that the QP, as responder, expects next: all before it have been executed. 24 bits. It is
 // rq_psn of ibv_query_qp, where the driver reports that (Linux: mlx5_ib_query_qp, next_rcv_psn; rxe_qp_to_attr,
-// resp.psn): see rma/executed_report.h.
+// resp.psn): see rma/device_tests.h.
 Result<std::uint32_t> expected_psn(ibv_qp* qp, const Device& device);
 
 // Enhanced connection establishment (ECE) options; nullopt if libibverbs or the device does not support them.

@@ -1,0 +1,121 @@
+// Signals in the memory of a GPU. Each rank is a process; the stand-in for libcuda takes the place of GPUs.
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+#include "base/unique_fd.h"
+#include "ranks.h"
+#include "support/cuda/gpus.h"
+
+namespace rma_test {
+namespace {
+
+using namespace verbatim::test;
+
+constexpr std::size_t kBytes = kCudaPageBytes;
+
+class RmaGpu : public ::testing::Test {
+ protected:
+  // By its dma-buf. Signals need nccl::kMrForceStrictOrdering.
+  static nccl::Result register_memory(Rank& rank, const MappedMemory& gpu, std::uint64_t flags, void** memory) {
+    int fd = -1;
+    require(export_dmabuf(gpu.start, kBytes, fd), "cuMemGetHandleForAddressRange");
+    const verbatim::UniqueFd dmabuf(fd);
+    return rank.net().reg_mr_dmabuf(rank.coll, reinterpret_cast<void*>(gpu.start), kBytes, nccl::kPtrCuda, 0, fd, flags,
+                                    memory);
+  }
+
+  Ranks ranks_{2, 14};
+};
+
+TEST_F(RmaGpu, SignalsInMemoryOfAGpu_AreCounted) {
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    rank.connect();
+    rank.create({});
+    use_gpu(0);
+    const MappedMemory gpu = map_memory(0, kBytes, true);
+    const std::uint64_t before = 5;
+    EXPECT_TRUE(upload(0, gpu.start, &before, sizeof before));
+    void* memory = nullptr;
+    EXPECT_OK(register_memory(rank, gpu, nccl::kMrForceStrictOrdering, &memory));
+    const RmaSignal signal{.word = {memory, 0}, .operation = nccl::kSignalIncrement};
+    EXPECT_TRUE(rank.wait_ok(rank.put_signal(0, {}, 0, {}, rank.next(), signal)));
+    rank.barrier();
+    std::uint64_t after = 0;
+    EXPECT_TRUE(download(&after, 0, gpu.start, sizeof after));
+    EXPECT_EQ(after, before + 1);
+    EXPECT_OK(rank.net().dereg_mr(rank.coll, memory));
+    rank.close();
+    unmap(gpu);
+  });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
+}
+
+// What rank 0 has set, and whether its registration fails.
+struct Refusal {
+  const char* name;
+  const char* variable;
+  const char* value;
+  bool fails;
+};
+
+class RmaGpuAtomics : public RmaGpu, public ::testing::WithParamInterface<Refusal> {};
+INSTANTIATE_TEST_SUITE_P(Rma, RmaGpuAtomics,
+                         ::testing::Values(Refusal{"Refused", "SOFTVERBS_GPU_ATOMICS", "refused", true},
+                                           // Before each there is one on memory of the host.
+                                           Refusal{"NotAnswered", "SOFTVERBS_FAULTS",
+                                                   "drop-request op=cmp_swap nth=2 times=all", true},
+                                           Refusal{"PortDoesNotWork", "SOFTVERBS_FAULTS",
+                                                   "drop-request op=cmp_swap count=all times=all", false},
+                                           Refusal{"PortIsLostMeanwhile", "SOFTVERBS_FAULTS",
+                                                   "drop-request op=cmp_swap nth=2 count=all times=all", false}),
+                         [](const auto& param) { return std::string(param.param.name); });
+
+// Before the first signal, which would end the communicator.
+TEST_P(RmaGpuAtomics, MemoryForSignals_FailsAtAllRanksWhereAtomicsDo) {
+  const bool fails = GetParam().fails;
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    if (rank.number() == 0) ::setenv(GetParam().variable, GetParam().value, 1);
+    rank.keep_warnings();
+    rank.connect();
+    use_gpu(0);
+    const MappedMemory gpu = map_memory(0, kBytes, true);
+    constexpr std::uint64_t kContent = 0x1234'5678'9abc'def0;
+    EXPECT_TRUE(upload(0, gpu.start, &kContent, sizeof kContent));
+    void* memory = nullptr;
+    const nccl::Result expected = !fails               ? nccl::Result::kSuccess
+                                  : rank.number() == 0 ? nccl::Result::kSystemError
+                                                       : nccl::Result::kRemoteError;
+    EXPECT_EQ(register_memory(rank, gpu, nccl::kMrForceStrictOrdering, &memory), expected);
+    if (fails) {  // NCCL tries it again without dma-buf
+      EXPECT_EQ(rank.net().reg_mr(rank.coll, reinterpret_cast<void*>(gpu.start), kBytes, nccl::kPtrCuda,
+                                  nccl::kMrForceStrictOrdering, &memory),
+                expected);
+    } else {
+      EXPECT_OK(rank.net().dereg_mr(rank.coll, memory));
+    }
+    std::uint64_t content = 0;
+    EXPECT_TRUE(download(&content, 0, gpu.start, sizeof content));
+    EXPECT_EQ(content, kContent);
+    // Memory without signals can be used.
+    const MappedMemory other = map_memory(0, kBytes, true);
+    EXPECT_OK(register_memory(rank, other, 0, &memory));
+    EXPECT_OK(rank.net().dereg_mr(rank.coll, memory));
+    unmap(other);
+    rank.close();
+    unmap(gpu);
+  });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
+  const std::string why = ranks_.text(0);
+  const std::string other = ranks_.text(1);
+  if (!fails) {
+    EXPECT_EQ(why + other, "");
+    return;
+  }
+  EXPECT_NE(why.find("executes no atomics on memory of a GPU, which signals need"), std::string::npos) << why;
+  EXPECT_NE(other.find("because it failed at rank 0 on "), std::string::npos) << other;
+  for (const std::string& text : {why, other}) EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << text;
+}
+
+}  // namespace
+}  // namespace rma_test
