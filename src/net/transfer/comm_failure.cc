@@ -19,18 +19,21 @@ constexpr unsigned kEventPollIntervalUs = 1000;
 
 }  // namespace
 
-// On the first QP of each port (QP j is on port j modulo their number), and on the one that carries the CTS entries. In
-// each the answer of the peer's NIC comes behind the work that was posted before.
+// On the first QP of each port that works (QP j is on port j modulo their number), and on the one that carries the CTS
+// entries. In each the answer of the peer's NIC comes behind the work that was posted before.
 void Comm::post_probes() noexcept {
   if (error() != nullptr || probes_left_ != 0) return failure_state_.clear_event(CommEvent::kProbePeer);
+  std::uint32_t asked = 0;  // ports, one bit each
   for (std::size_t qp = 0; qp < endpoint_.qps().size(); ++qp) {
-    if ((qp >= endpoint_.ports().size() && !carries_cts(qp)) || !works(qp)) continue;
+    const std::uint32_t port = 1U << qp % endpoint_.ports().size();
+    if (((asked & port) != 0 && !carries_cts(qp)) || !works(qp)) continue;
     int returned = 0;
     if (!post_probe(qp, returned)) continue;
     if (returned != 0) return fail_post("ibv_post_send", returned, qp);
     failure_state_.clear_event(CommEvent::kProbePeer);
     failure_state_.set_flag(kProbing);
     probes_left_ += 1;
+    asked |= port;
   }
 }
 

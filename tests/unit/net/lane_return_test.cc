@@ -1,5 +1,7 @@
 // Lanes that come back after they were down, and connections of one lane that wait for it.
 #include "failover_traffic.h"
+#include "side_channels.h"
+#include "support/refusal.h"
 #include "verbs/qp.h"
 
 namespace verbatim {
@@ -229,6 +231,26 @@ TEST(LaneReturns, Flush_UsesThePortAgain) {
     flush();
     EXPECT_EQ(traffic.link.recv().error(), nullptr);
   });
+}
+
+// The sender has one port, and the receiver two: the second QP is also on the sender's first port.
+TEST(LaneReturns, FirstLaneOfAPortIsDown_PeersNicIsAskedOverAnother) {
+  const std::string output = in_child("unreachable device=0 peer=0 after=12", [] {
+    Traffic traffic(1, 2);
+    traffic.round();
+    const int listening = listening_socket(traffic.link);
+    ASSERT_GE(listening, 0);
+    test::refuse_connections(listening);
+    const std::uint32_t before = traffic.link.send().probes_answered();
+    ASSERT_NO_FATAL_FAILURE(reset(traffic.link.send()));
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
+      traffic.link.progress();
+      return traffic.link.send().probes_answered() != before;
+    }));
+    test::accept_connections(listening);
+    EXPECT_FALSE(traffic.link.failed());
+  });
+  EXPECT_GE(count_lines(output, "lane 1 of 2 is down, ", ""), 1U);
 }
 
 // Links go down for random times, one or both at once.

@@ -18,6 +18,7 @@
 #include "base/clock.h"
 #include "base/socket.h"
 #include "one_end.h"
+#include "side_channels.h"
 #include "state_reader.h"
 #include "support/log_capture.h"
 #include "support/refusal.h"
@@ -37,12 +38,6 @@ class SideChannelLoss : public ::testing::Test {
  protected:
   void SetUp() override { ASSERT_NO_FATAL_FAILURE(link_.connect()); }
 
-  // Ends the TCP connection with an error at both ends.
-  static void reset(const Comm& comm) {
-    const sockaddr none{.sa_family = AF_UNSPEC, .sa_data = {}};
-    // Not by libc's function: ThreadSanitizer would take the descriptor for a new one.
-    ASSERT_EQ(::syscall(SYS_connect, comm.side_channel().get(), &none, sizeof none), 0);
-  }
   void exchange(Buffers<>& buffers) {
     Request* const recv = link_.posted([&] { return buffers.irecv(8); });
     ASSERT_NE(recv, nullptr);
@@ -53,23 +48,9 @@ class SideChannelLoss : public ::testing::Test {
     link_.is_completed(send);
     link_.is_completed(recv);
   }
-  // The listening socket of this process.
-  int listening_socket() {
-    const in_port_t port = htons(link_.send().endpoint().remote().addresses.at(0).port);
-    for (int fd = 0; fd < 1024; ++fd) {
-      int listens = 0;
-      socklen_t bytes = sizeof listens;
-      sockaddr_in own{};
-      socklen_t own_bytes = sizeof own;
-      if (::getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &bytes) != 0 || listens == 0) continue;
-      if (::getsockname(fd, reinterpret_cast<sockaddr*>(&own), &own_bytes) != 0 || own.sin_family != AF_INET) continue;
-      if (own.sin_port == port) return fd;
-    }
-    return -1;
-  }
   // Until listen_again() both ends find that the peer's listener refuses.
   void refuse() {
-    listening_ = listening_socket();
+    listening_ = listening_socket(link_);
     ASSERT_GE(listening_, 0);
     test::refuse_connections(listening_);
   }
