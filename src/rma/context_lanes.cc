@@ -170,6 +170,7 @@ bool ContextSet::may_batch(const PeerQueue& queue, OperationKind kind, std::uint
 void ContextSet::add_to_batch(Target target, PeerQueue& queue, Request& request) noexcept {
   if (batch_.queue() != &queue) {
     if (!batch_.is_empty()) post_batch();
+    if (failures().has_failed()) return;
     batch_.set_queue(&queue);
     batch_target_ = target;
   }

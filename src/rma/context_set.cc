@@ -96,6 +96,7 @@ ErrorKind ContextSet::start_unusual(const Call& call, void** request) noexcept {
     return start_held(target, *queue, call.kind, operation, request);
   }
   if (!batch_.is_empty()) post_batch();
+  if (failures().has_failed()) return failures().kind();
   batch_.set_queue(queue);
   batch_target_ = target;
   switch (call.kind) {
@@ -156,7 +157,9 @@ void ContextSet::hold(PeerQueue& queue, Request& request) noexcept {
   post_held(queue);
 }
 
+// After a failure nothing: what comes behind a part that was not posted would announce it.
 void ContextSet::post_held(PeerQueue& queue) noexcept {
+  if (failures().has_failed()) return;
   queue.held_work += std::exchange(queue.free_work, 0);
   if (failover_ != nullptr && !find_lane(queue)) return;
   while (queue.held_first != nullptr && queue.held_work != 0) {
