@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 
 #include "support/next_function.h"
 
@@ -28,6 +29,7 @@ constexpr Time kLastPause = 10 * kMillisecond;
 
 constexpr const char* kBeyondLimit = "the run has not ended within the limit of virtual time";
 
+// kUnused: also of a thread that was joined. Another one gets its number.
 enum class State { kUnused, kRunnable, kWaiting, kPolling, kEnded };
 
 struct Thread {
@@ -99,6 +101,10 @@ void add_to_hash(std::uint64_t value) {
   std::uint64_t& hash = g_run->outcome.hash;
   hash = (hash ^ value) * 0x9ddfea08eb382d69U;
   hash ^= hash >> 29;
+}
+
+bool is_alive(const Thread& thread) {
+  return thread.state != State::kUnused && thread.state != State::kEnded;
 }
 
 template <typename Function>
@@ -242,7 +248,7 @@ std::size_t own_process() {
 std::size_t threads_left() {
   std::size_t left = 0;
   for_each_thread([&](const Thread& thread) {
-    if (&thread != self && thread.process == g_process && thread.state != State::kEnded) ++left;
+    if (&thread != self && thread.process == g_process && is_alive(thread)) ++left;
   });
   return left;
 }
@@ -334,15 +340,20 @@ KeepTurn::~KeepTurn() {
 }
 
 std::size_t add_thread() {
-  if (g_run->thread_count == kMaxThreads) fail_run("too many threads");
-  const std::size_t number = g_run->thread_count++;
-  g_run->threads[number].state = State::kRunnable;
-  g_run->threads[number].process = g_process;
+  std::size_t number = 0;
+  while (number < g_run->thread_count && g_run->threads[number].state != State::kUnused) ++number;
+  if (number == kMaxThreads) fail_run("too many threads");
+  g_run->thread_count = std::max(g_run->thread_count, number + 1);
+  Thread& thread = g_run->threads[number];
+  std::destroy_at(&thread);
+  std::construct_at(&thread);
+  thread.state = State::kRunnable;
+  thread.process = g_process;
   return number;
 }
 
 void remove_thread(std::size_t number) {
-  g_run->threads[number].state = State::kEnded;
+  g_run->threads[number].state = State::kUnused;
 }
 
 void enter_thread(std::size_t number) {
@@ -367,32 +378,36 @@ void set_handle(std::size_t number, pthread_t handle) {
 
 namespace {
 
-// The handle of a thread that has ended may be used again.
-Thread* newest_with(pthread_t handle) {
-  for (std::size_t i = g_run->thread_count; i-- > 0;) {
+// A detached one that has ended may have had the same handle.
+Thread* thread_with(pthread_t handle) {
+  Thread* ended = nullptr;
+  for (std::size_t i = 0; i < g_run->thread_count; ++i) {
     Thread& thread = g_run->threads[i];
-    if (thread.process == g_process && pthread_equal(thread.handle, handle) != 0) return &thread;
+    if (thread.process != g_process || pthread_equal(thread.handle, handle) == 0) continue;
+    if (is_alive(thread)) return &thread;
+    if (thread.state == State::kEnded) ended = &thread;
   }
-  return nullptr;
+  return ended;
 }
 
 }  // namespace
 
 void set_name(pthread_t handle, const char* name) {
-  Thread* const thread = newest_with(handle);
+  Thread* const thread = thread_with(handle);
   if (thread != nullptr) std::snprintf(thread->name, sizeof thread->name, "%s", name);
 }
 
 void wait_for_end(pthread_t handle) {
-  Thread* const thread = newest_with(handle);
+  Thread* const thread = thread_with(handle);
   if (thread == nullptr) fail_run("pthread_join of a thread that the simulation does not know");
   while (thread->state != State::kEnded) wait("pthread_join", reinterpret_cast<std::uintptr_t>(thread), kNever);
+  thread->state = State::kUnused;  // another one may get its number
 }
 
 void print_threads() {
   char line[256];
   for_each_thread([&](const Thread& thread) {
-    if (thread.state == State::kEnded) return;
+    if (!is_alive(thread)) return;
     const char* const state = thread.state == State::kWaiting       ? "waits in"
                               : thread.state == State::kPolling     ? "polls with"
                               : number_of(thread) == g_run->running ? "runs in"

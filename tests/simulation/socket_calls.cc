@@ -1,6 +1,8 @@
 // Sockets of TCP over IPv4, which do not block, and the simulated host: its names and its only network interface.
 #include <arpa/inet.h>
+#include <dlfcn.h>
 #include <ifaddrs.h>
+#include <link.h>
 #include <linux/sockios.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -205,6 +207,26 @@ SIMULATE(int, gethostname, (char* name, std::size_t bytes), (name, bytes))
 int simulated_gethostname(char* name, std::size_t bytes) {
   static_cast<void>(std::snprintf(name, bytes, "simulated"));
   return 0;
+}
+
+// The plugin writes the id of its process into messages, which would be longer or shorter. softverbs needs the real
+// one.
+namespace {
+
+const auto next_getpid = verbatim::test::next_function<pid_t (*)()>("getpid");
+constexpr pid_t kFirstPid = 10'000;
+
+bool is_in_plugin(void* address) {
+  dl_find_object found{};
+  return ::_dl_find_object(address, &found) == 0 &&
+         std::string_view(found.dlfo_link_map->l_name).find("libnccl-net-verbatim") != std::string_view::npos;
+}
+
+}  // namespace
+
+extern "C" __attribute__((visibility("default"))) pid_t getpid() noexcept {
+  if (!is_simulated() || !is_in_plugin(__builtin_return_address(0))) return next_getpid();
+  return kFirstPid + static_cast<pid_t>(own_process());
 }
 
 SIMULATE(int, getifaddrs, (ifaddrs * *list), (list))

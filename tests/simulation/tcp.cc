@@ -205,7 +205,7 @@ void Tcp::close(Id id) {
   if (own.peer != kNone) {
     End& other = end(own.peer);
     if (own.resets_on_close || own.sent != own.read) {
-      other.resets = std::max(now() + latency(), other.settles);
+      other.resets = std::max({now() + latency(), other.settles, other.last_arrival});
     } else {
       shut_down(id, SHUT_RDWR);
     }
