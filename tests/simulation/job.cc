@@ -54,19 +54,15 @@ std::string verbs_alive() {
   return text;
 }
 
-std::size_t ports_of(const Job& job, std::size_t process) {
-  return job.puts.ranks == 0 ? 1 : job.puts.ports[process];
-}
-
 // One process of a job, with the tables that it needs. Its problems are in `problems`.
 class Process {
  public:
   Process(const Job& job, std::size_t number)
-      : job_(job), number_(number), call_("process " + std::to_string(number)) {}
+      : job_(job), number_(number), call_("process " + std::to_string(number), job.faults.may_end_job) {}
 
   void run() {
     void* context = nullptr;
-    const bool needs_net = !job_.connections.empty() || ports_of(job_, number_) > 1;
+    const bool needs_net = !job_.connections.empty() || job_.ports[number_] > 1;
     const bool ok = (!needs_net || (open(net_, netapi::open_plugin(job_.plugin)) && begin_net(context))) &&
                     (job_.puts.ranks == 0 || open(rma_, netapi::open_rma_plugin(job_.plugin, job_.puts.version)));
     if (ok) exchange(context);
@@ -74,6 +70,8 @@ class Process {
     add(call_);
   }
   const std::vector<std::string>& problems() const { return problems_; }
+  // A call that may.
+  bool has_failed() const { return has_failed_; }
 
  private:
   template <typename Plugin, typename Opened>
@@ -88,10 +86,14 @@ class Process {
     netapi::Properties properties;
     if (!call_("table getProperties", [&] { return net_->properties(0, &properties); })) return false;
     if (properties.max_recvs < int{kMaxMembers}) call_.add_problem("maxRecvs is too low");
-    std::vector<int> devices(ports_of(job_, number_));
+    std::vector<int> devices(job_.ports[number_]);
     std::iota(devices.begin(), devices.end(), 0);
     int merged = 0;
-    return devices.size() == 1 || call_("table makeVDevice", [&] { return net_->make_vdevice(devices, &merged); });
+    if (devices.size() > 1 && !call_("table makeVDevice", [&] { return net_->make_vdevice(devices, &merged); })) {
+      return false;
+    }
+    if (job_.uses_merged) device_ = merged;
+    return true;
   }
 
   void exchange(void* context) {
@@ -101,12 +103,13 @@ class Process {
     for (unsigned i = 0; i < job_.connections.size(); ++i) {
       const ConnectionPlan& plan = job_.connections[i];
       if (plan.receiver != number_ && plan.sender != number_) continue;
-      Connection& connection = connections.emplace_back(*net_, context, i, plan, job_.handles[i]);
+      Connection& connection =
+          connections.emplace_back(*net_, context, device_, i, plan, job_.faults.may_end_job, job_.handles[i]);
       if (plan.receiver == number_) threads.emplace_back([&] { connection.receive(); });
       if (plan.sender == number_) threads.emplace_back([&] { connection.send(); });
     }
     if (job_.puts.ranks != 0) {
-      rank.emplace(*rma_, job_.puts, number_, job_.handles + kMaxConnections);
+      rank.emplace(*rma_, job_.puts, number_, job_.faults.may_end_job, job_.handles + kMaxConnections);
       threads.emplace_back([&] { rank->run(); });
     }
     for (std::thread& thread : threads) thread.join();
@@ -120,14 +123,19 @@ class Process {
     record("bytes checked", static_cast<std::int64_t>(rank->bytes_checked()));
   }
 
-  void add(const Calls& calls) { problems_.insert(problems_.end(), calls.problems().begin(), calls.problems().end()); }
+  void add(const Calls& calls) {
+    problems_.insert(problems_.end(), calls.problems().begin(), calls.problems().end());
+    has_failed_ = has_failed_ || calls.has_failed();
+  }
 
   const Job& job_;
   const std::size_t number_;
   std::unique_ptr<netapi::Plugin> net_;
   std::unique_ptr<netapi::RmaPlugin> rma_;
+  int device_ = 0;  // of the connections
   Calls call_;
   std::vector<std::string> problems_;
+  bool has_failed_ = false;
 };
 
 constexpr std::size_t kHandles = kMaxConnections + kMaxRanks;
@@ -140,7 +148,6 @@ Handle* make_handles() {
 }
 
 // The files of softverbs. In /dev/shm other processes look at them when they start or end, and lock them for a moment.
-// The numbers of QPs follow from the name, which therefore is the same whenever this program runs.
 class Directory {
  public:
   Directory() {
@@ -162,8 +169,8 @@ class Directory {
   Directory& operator=(const Directory&) = delete;
 
   // An empty one, for one run.
-  std::string make(std::uint64_t number) const {
-    const std::string made = path_ + "/" + std::to_string(number);
+  std::string make() const {
+    std::string made = path_ + "/run";
     std::error_code ignored;
     std::filesystem::remove_all(made, ignored);
     if (::mkdir(made.c_str(), S_IRWXU) != 0) fail(made);
@@ -187,60 +194,89 @@ void unset_others() {
   std::vector<std::string> names;
   for (char** each = environ; *each != nullptr; ++each) {
     const std::string_view name = std::string_view(*each).substr(0, std::string_view(*each).find('='));
-    const bool stays = name == "VERBATIM_VERBS_LIBRARY" || name == "SOFTVERBS_FAULTS" || name == "SOFTVERBS_NAMESPACE";
+    const bool stays = name == "VERBATIM_VERBS_LIBRARY" || name == "SOFTVERBS_FAULTS";
     const bool is_read = name.starts_with("VERBATIM_") || name.starts_with("NCCL_") || name.starts_with("SOFTVERBS_");
     if (is_read && !stays) names.emplace_back(name);
   }
   for (const std::string& name : names) ::unsetenv(name.c_str());
 }
 
-void set_environment(std::uint64_t seed, std::uint64_t addresses, const Job& job) {
+// The first numbers of QPs follow from the name of the directory, and lines with them cross the network: so the name is
+// the same for all runs, whoever has SOFTVERBS_NAMESPACE.
+constexpr const char* kNameOfDirectory = "/proc/self/cwd";
+
+void set_environment(std::uint64_t seed, Job& job) {
   static const Directory directory;
   unset_others();
+  job.directory = directory.make();
   const auto set = [](const char* name, const std::string& value) { ::setenv(name, value.c_str(), 1); };
   set("SOFTVERBS_ENGINE", "inline");
   set("SOFTVERBS_DMABUF", "1");
   set("SOFTVERBS_LOCK_LIMIT", "none");
-  std::size_t devices = 1;
-  for (std::size_t process = 0; process < job.processes; ++process) devices = std::max(devices, ports_of(job, process));
-  set("SOFTVERBS_DEVICES", std::to_string(devices));
+  set("SOFTVERBS_DEVICES", std::to_string(*std::max_element(job.ports.begin(), job.ports.end())));
   if (seed % 5 == 0) {  // requests wait for room in the queue, and have several pieces
     set("SOFTVERBS_MAX_QP_WR", "20");
-    set("SOFTVERBS_MAX_MSG_SZ", "5000");
+    set("SOFTVERBS_MAX_MSG_SZ", "17000");  // a ring of CTS entries is one piece
   }
   if (seed % 4 == 1) set("SOFTVERBS_ORDERING", "adaptive-routing");
   set("SOFTVERBS_SEED", std::to_string(seed % 1'000'000));
-  set("SOFTVERBS_DIRECTORY", directory.make(addresses));
+  set("SOFTVERBS_DIRECTORY", kNameOfDirectory);
+  if (const char* const library = std::getenv("VERBATIM_VERBS_LIBRARY"); library != nullptr) {
+    set("VERBATIM_VERBS_LIBRARY", std::filesystem::absolute(library));
+  }
   set("VERBATIM_STATE_DIR", "none");  // its socket is of another family
   set("VERBATIM_QPS_PER_CONNECTION", seed % 2 == 0 ? "1" : "2");
   set("VERBATIM_COMPLETION", seed % 3 == 0 ? "atomic" : "imm");
+  set("SOFTVERBS_ATOMICS", job.uses_merged ? "glob" : "hca");  // one word, several devices
+  if (job.faults.timeout != 0) set("VERBATIM_TIMEOUT", std::to_string(job.faults.timeout));
+  if (job.faults.reconnect_s != 0) set("VERBATIM_RECONNECT_S", std::to_string(job.faults.reconnect_s));
+}
+
+// Beside those that are set for all processes.
+void add_faults_of_softverbs(const std::string& clauses) {
+  if (clauses.empty()) return;
+  const char* const of_all = std::getenv("SOFTVERBS_FAULTS");
+  ::setenv("SOFTVERBS_FAULTS", (of_all == nullptr ? clauses : std::string(of_all) + "; " + clauses).c_str(), 1);
 }
 
 }  // namespace
 
-Job draw_job(std::uint64_t seed, const std::string& plugin, std::uint64_t addresses) {
+Job draw_job(std::uint64_t seed, const std::string& plugin, const std::optional<FaultSet>& faults) {
   Draw draw(seed);
   static Handle* const handles = make_handles();
-  for (Handle* each = handles; each != handles + kHandles; ++each) each->is_there = false;
-  Job job{.plugin = plugin, .processes = 1 + draw.below(3), .connections = {}, .puts = {}, .handles = handles};
+  for (Handle* each = handles; each != handles + kHandles; ++each) each->is_there = each->is_given_up = false;
+  Job job;
+  job.plugin = std::filesystem::absolute(plugin);
+  job.processes = 1 + draw.below(3);
+  job.handles = handles;
   const bool has_puts = draw.one_in(2);
   if (has_puts) {
     job.puts = draw_puts(draw);
     job.processes = job.puts.ranks;
   }
   if (!has_puts || draw.one_in(3)) job.connections = draw_connections(draw, job.processes);
-  set_environment(seed, addresses, job);
+  const std::size_t most_ports = draw.one_in(2) ? 1 : 3;
+  for (std::size_t process = 0; process < job.processes; ++process) job.ports.push_back(1 + draw.below(most_ports));
+  job.uses_merged = draw.one_in(2);
+  job.faults = draw_faults(seed, {job.ports, job.connections.empty() || job.uses_merged}, faults);
+  reset_fault_counts();
+  set_environment(seed, job);
   return job;
 }
 
 bool run_job(const Job& job, std::size_t process) {
+  if (::chdir(job.directory.c_str()) != 0) std::abort();
+  add_faults_of_softverbs(job.faults.clauses[process]);
   std::vector<std::string> problems;
+  bool is_explained = false;
   std::mutex mutex;
   netapi::set_log_callback([&](const netapi::LogLine& line) {
     if (job.prints_log) std::fprintf(stderr, "  log: %s\n", line.text.c_str());
     if (line.level != nccl::DebugLogLevel::kWarn) return;
+    count_faults_in(line.text);
     const std::lock_guard lock(mutex);
-    problems.push_back("a warning: " + line.text);
+    is_explained = is_explained || job.faults.explain(line.text);
+    if (!job.faults.allow(line.text)) problems.push_back("a warning: " + line.text);
   });
   verbatim::test::verbs_counters().before = step_before_verb;
   {
@@ -248,6 +284,8 @@ bool run_job(const Job& job, std::size_t process) {
     running.run();
     const std::lock_guard lock(mutex);
     problems.insert(problems.end(), running.problems().begin(), running.problems().end());
+    if (running.has_failed()) count_failed_process();
+    if (running.has_failed() && !is_explained) problems.push_back("calls have failed, and no warning names the cause");
   }
   netapi::set_log_callback({});
   if (const std::string alive = verbs_alive(); !alive.empty()) problems.push_back("leak of verbs objects:" + alive);

@@ -2,10 +2,13 @@
 // as the ranks of a communicator, or both, and close all.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "simulation/faults.h"
 #include "simulation/messages.h"
 #include "simulation/puts.h"
 #include "simulation/scheduler.h"
@@ -17,16 +20,20 @@ constexpr Time kJobLimit = 300 * kSecond;
 
 struct Job {
   std::string plugin;
+  std::string directory;  // of softverbs' files
   bool prints_log = false;
   std::size_t processes = 1;
+  std::vector<std::size_t> ports;  // of each process, which merges them
   std::vector<ConnectionPlan> connections;
-  PutPlan puts;               // each process is a rank
+  bool uses_merged = false;  // the connections use all ports of a process
+  PutPlan puts;              // each process is a rank
+  Faults faults;
   Handle* handles = nullptr;  // for the connections, then for the ranks
 };
 
-// Drawn from the seed, before the run. Sets the variables of the plugin and of softverbs, too. With another number for
-// `addresses` softverbs' files lie elsewhere, so that it has other QP numbers.
-Job draw_job(std::uint64_t seed, const std::string& plugin, std::uint64_t addresses = 0);
+// Drawn from the seed, before the run. Sets the variables of the plugin and of softverbs, too. `faults`: those of the
+// run; without a value the seed chooses.
+Job draw_job(std::uint64_t seed, const std::string& plugin, const std::optional<FaultSet>& faults);
 
 // On the first thread of a process. False, and lines on stderr: something was not as it must be.
 bool run_job(const Job& job, std::size_t process);

@@ -61,21 +61,28 @@ class Draw {
 // What listen fills in for the other end, or for the other ranks: in memory that the processes share.
 struct Handle {
   std::atomic<bool> is_there{false};
+  std::atomic<bool> is_given_up{false};  // an end has failed: the other one may wait for ever
   alignas(8) std::array<unsigned char, nccl::kNetHandleMaxBytes> bytes{};
 };
 
 // Calls of a table by the threads of one connection or rank, and what was not as it must be: a line for each.
 class Calls {
  public:
-  explicit Calls(std::string whose) : whose_(std::move(whose)) {}
+  // `may_fail`: calls may return an error of the network or of the system, because of a fault that the plugin cannot
+  // survive.
+  Calls(std::string whose, bool may_fail) : whose_(std::move(whose)), may_fail_(may_fail) {}
 
-  // A step of the simulation. False and a problem unless the call succeeds.
+  // A step of the simulation. False unless the call succeeds, and a problem if it may not fail.
   template <typename Call>
   bool operator()(const char* name, Call call) {
     step(name);
     const nccl::Result result = call();
     record(name, static_cast<std::int64_t>(result));
     if (result == nccl::Result::kSuccess) return true;
+    if (may_fail_ && (result == nccl::Result::kRemoteError || result == nccl::Result::kSystemError)) {
+      has_failed_ = true;
+      return false;
+    }
     add_problem(std::string(name) + " returned " + netapi::result_name(result));
     return false;
   }
@@ -85,11 +92,16 @@ class Calls {
     problems_.push_back(line + " (" + whose_ + ")");
   }
 
+  // One that may.
+  bool has_failed() const { return has_failed_; }
+
   // When the threads have ended.
   const std::vector<std::string>& problems() const { return problems_; }
 
  private:
   const std::string whose_;
+  const bool may_fail_;
+  std::atomic<bool> has_failed_{false};
   std::mutex mutex_;
   std::vector<std::string> problems_;
 };

@@ -1,15 +1,20 @@
-// simulation --plugin PATH [--seed N] [--seeds COUNT] [--again N] [--addresses N] [--trace]
+// simulation --plugin PATH [--seed N] [--seeds COUNT] [--faults LIST] [--again N] [--addresses N] [--trace]
 //
-// Runs a job for each of COUNT seeds, the first of which is N. Each prints the hash of its events, their number, and
-// the virtual time that it took. --again N: every N-th seed runs twice, the second time with other addresses, and its
-// hash must be the same. --addresses N: those of the first time (0); the second time has the next number. --trace: one
-// line for each event. The exit status is 1 when a run has failed; stderr says why.
+// Runs a job for each of COUNT seeds, the first of which is N. Each prints the hash of its events, their number, the
+// virtual time that it took, and its faults, with how often each has happened where this is known. --faults LIST: names
+// separated by commas, or none; without it the seed chooses. --again N: every N-th seed runs twice, the second time
+// with other addresses, and its hash must be the same. --addresses N: those of the first time (0); the second time has
+// the next number. --trace: one line for each event. The exit status is 1 when a run has failed; stderr says why.
 #include <getopt.h>
 
+#include <array>
 #include <charconv>
 #include <chrono>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -24,6 +29,7 @@ struct Options {
   unsigned long long seeds = 1;
   unsigned long long again = 0;
   unsigned long long addresses = 0;
+  std::optional<simulation::FaultSet> faults;
   bool trace = false;
 };
 
@@ -34,52 +40,104 @@ bool parse_number(const char* text, unsigned long long& value) {
 }
 
 bool parse(int argc, char** argv, Options& options) {
-  constexpr option kOptions[] = {{"plugin", required_argument, nullptr, 'p'},
-                                 {"seed", required_argument, nullptr, 's'},
-                                 {"seeds", required_argument, nullptr, 'n'},
-                                 {"again", required_argument, nullptr, 'a'},
-                                 {"addresses", required_argument, nullptr, 'd'},
-                                 {"trace", no_argument, nullptr, 't'},
-                                 {nullptr, 0, nullptr, 0}};
+  constexpr option kOptions[] = {
+      {"plugin", required_argument, nullptr, 'p'}, {"seed", required_argument, nullptr, 's'},
+      {"seeds", required_argument, nullptr, 'n'},  {"faults", required_argument, nullptr, 'f'},
+      {"again", required_argument, nullptr, 'a'},  {"addresses", required_argument, nullptr, 'd'},
+      {"trace", no_argument, nullptr, 't'},        {nullptr, 0, nullptr, 0}};
   for (int found = 0; (found = ::getopt_long(argc, argv, "", kOptions, nullptr)) != -1;) {
     if (found == 'p') options.plugin = optarg;
     if (found == 's' && !parse_number(optarg, options.seed)) return false;
     if (found == 'n' && !parse_number(optarg, options.seeds)) return false;
     if (found == 'a' && !parse_number(optarg, options.again)) return false;
     if (found == 'd' && !parse_number(optarg, options.addresses)) return false;
+    if (found == 'f') options.faults = simulation::parse_faults(optarg);
+    if (found == 'f' && !options.faults) return false;
     if (found == 't') options.trace = true;
     if (found == '?') return false;
   }
   return optind == argc && !options.plugin.empty();
 }
 
-simulation::Result run_seed(const Options& options, unsigned long long seed, unsigned long long addresses) {
-  simulation::Job job = simulation::draw_job(seed, options.plugin, addresses);
+struct SeedRun {
+  simulation::Result result;
+  simulation::FaultSet faults;
+  simulation::FaultCounts counts;
+};
+
+SeedRun run_seed(const Options& options, unsigned long long seed, unsigned long long addresses) {
+  simulation::Job job = simulation::draw_job(seed, options.plugin, options.faults);
   job.prints_log = options.trace;
   const simulation::Plan plan{
       .seed = seed, .addresses = addresses, .trace = options.trace, .limit = simulation::kJobLimit};
-  return simulation::run(plan, job.processes, [&](std::size_t process) { return simulation::run_job(job, process); });
+  const simulation::Result result =
+      simulation::run(plan, job.processes, [&](std::size_t process) { return simulation::run_job(job, process); });
+  return {result, job.faults.kinds, simulation::fault_counts()};
 }
+
+// So many seeds of which none is chosen by hand must have met each fault.
+constexpr unsigned long long kEnoughSeeds = 200;
+
+// Of all seeds.
+class Totals {
+ public:
+  void add(const SeedRun& run) {
+    for (const simulation::Fault fault : run.faults) {
+      const auto index = static_cast<std::size_t>(fault);
+      ++runs_[index];
+      happened_[index] += run.counts.happened[index];
+    }
+    if (run.counts.failed_processes != 0) ++runs_with_failed_calls_;
+  }
+  void print() const {
+    std::printf("faults:");
+    for (std::size_t i = 0; i < runs_.size(); ++i) {
+      std::printf(" %s %llu times in %llu runs,", simulation::kFaultNames[i], happened_[i], runs_[i]);
+    }
+    std::printf(" failed calls in %llu runs\n", runs_with_failed_calls_);
+  }
+  // Those that are counted.
+  bool have_all_happened() const {
+    bool all = true;
+    for (std::size_t i = 0; i < runs_.size(); ++i) {
+      const bool has = simulation::is_counted(static_cast<simulation::Fault>(i)) ? happened_[i] != 0 : runs_[i] != 0;
+      if (!has) std::fprintf(stderr, "no run had the fault %s\n", simulation::kFaultNames[i]);
+      all = all && has;
+    }
+    return all;
+  }
+
+ private:
+  std::array<unsigned long long, simulation::kFaultNames.size()> runs_{};
+  std::array<unsigned long long, simulation::kFaultNames.size()> happened_{};
+  unsigned long long runs_with_failed_calls_ = 0;
+};
 
 }  // namespace
 
 int main(int argc, char** argv) {
   Options options;
   if (!parse(argc, argv, options)) {
-    std::fprintf(stderr, "usage: %s --plugin PATH [--seed N] [--seeds COUNT] [--again N] [--addresses N] [--trace]\n",
+    std::fprintf(stderr,
+                 "usage: %s --plugin PATH [--seed N] [--seeds COUNT] [--faults LIST] [--again N] [--addresses N] "
+                 "[--trace]\nfaults: none",
                  argv[0]);
+    for (const char* name : simulation::kFaultNames) std::fprintf(stderr, ", %s", name);
+    std::fprintf(stderr, "\n");
     return 2;
   }
   unsigned long long failed = 0;
   std::set<std::uint64_t> hashes;
+  Totals totals;
   const auto begin = std::chrono::steady_clock::now();
   for (unsigned long long seed = options.seed; seed != options.seed + options.seeds; ++seed) {
-    const simulation::Result result = run_seed(options, seed, options.addresses);
-    const simulation::Outcome& outcome = result.outcome;
+    const SeedRun run = run_seed(options, seed, options.addresses);
+    const simulation::Outcome& outcome = run.result.outcome;
     hashes.insert(outcome.hash);
-    bool passed = result.passed;
+    bool passed = run.result.passed;
+    totals.add(run);
     if (passed && options.again != 0 && seed % options.again == 0) {
-      const simulation::Result second = run_seed(options, seed, options.addresses + 1);
+      const simulation::Result second = run_seed(options, seed, options.addresses + 1).result;
       passed = second.passed && second.outcome.hash == outcome.hash;
       if (!passed) {
         std::fprintf(stderr, "seed %llu with --addresses %llu: %s, hash %016lx\n", seed, options.addresses + 1,
@@ -87,12 +145,15 @@ int main(int argc, char** argv) {
       }
     }
     if (!passed) ++failed;
-    std::printf("seed %llu: %s, hash %016lx, %lu events, %lu switches, %.3f ms\n", seed, passed ? "passed" : "FAILED",
-                outcome.hash, outcome.events, outcome.switches, static_cast<double>(outcome.ended) / 1e6);
+    std::printf("seed %llu: %s, hash %016lx, %lu events, %lu switches, %.3f ms, faults:%s\n", seed,
+                passed ? "passed" : "FAILED", outcome.hash, outcome.events, outcome.switches,
+                static_cast<double>(outcome.ended) / 1e6, run.counts.describe(run.faults).c_str());
   }
   const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
   std::printf("%llu seeds, %llu failed, %zu different hashes, %.1f seeds a second\n", options.seeds, failed,
               hashes.size(), static_cast<double>(options.seeds) / seconds.count());
+  totals.print();
   if (hashes.size() != options.seeds) std::fprintf(stderr, "two seeds had the same run\n");
-  return failed == 0 && hashes.size() == options.seeds ? 0 : 1;
+  const bool is_complete = options.seeds < kEnoughSeeds || options.faults || totals.have_all_happened();
+  return failed == 0 && hashes.size() == options.seeds && is_complete ? 0 : 1;
 }

@@ -47,10 +47,11 @@ std::vector<ConnectionPlan> draw_connections(Draw& draw, std::size_t processes) 
 void Connection::receive() {
   End end{.sends = false, .call = receiver_};
   void* listen_comm = nullptr;
-  bool ok = end.call("table listen", [&] { return net_.listen(context_, 0, handle_.bytes.data(), &listen_comm); });
+  bool ok =
+      end.call("table listen", [&] { return net_.listen(context_, device_, handle_.bytes.data(), &listen_comm); });
   handle_.is_there = true;
   note_progress();
-  while (ok && end.comm == nullptr) {
+  while (ok && end.comm == nullptr && !handle_.is_given_up) {
     ok = end.call("table accept", [&] { return net_.accept(listen_comm, &end.comm); });
     if (end.comm == nullptr) ::sched_yield();
   }
@@ -64,13 +65,14 @@ void Connection::send() {
   auto handle = handle_.bytes;  // connect may write into it
   bool ok = true;
   while (ok && end.comm == nullptr) {
-    ok = end.call("table connect", [&] { return net_.connect(context_, 0, handle.data(), &end.comm); });
+    ok = end.call("table connect", [&] { return net_.connect(context_, device_, handle.data(), &end.comm); });
     if (end.comm == nullptr) ::sched_yield();
   }
   exchange(end);
 }
 
 void Connection::exchange(End& end) {
+  if (end.comm == nullptr) handle_.is_given_up = true;
   note_progress();
   if (end.comm == nullptr) return;
   bool ok = add_buffers(end);
@@ -93,6 +95,9 @@ void Connection::close(End& end) {
   }
   end.call(end.sends ? "table closeSend" : "table closeRecv",
            [&] { return end.sends ? net_.close_send(end.comm) : net_.close_recv(end.comm); });
+  for (const Slot& slot : end.slots) {
+    if (!end.sends && slot.in_use) check_bytes(slot, false);
+  }
 }
 
 bool Connection::add_buffers(End& end) {
@@ -199,7 +204,7 @@ bool Connection::test(End& end, Slot& slot, bool& done) {
     if (!flush(end, slot)) return false;
   }
   done = slot.posted == needed(end, slot.group);
-  if (done && !end.sends) check_bytes(slot);
+  if (done && !end.sends) check_bytes(slot, true);
   return true;
 }
 
@@ -233,14 +238,17 @@ void Connection::check_sizes(const End& end, const Slot& slot) const {
   }
 }
 
-void Connection::check_bytes(const Slot& slot) {
+// What is not complete, because the connection has failed, may have been written or not.
+void Connection::check_bytes(const Slot& slot, bool is_complete) {
   const Group& group = plan_.groups[slot.group];
   std::size_t wrong = 0;
   std::size_t overwritten = 0;
   for (std::size_t i = 0; i < group.sizes.size(); ++i) {
     const unsigned char* const data = slot.buffer->data() + offset_of(group, i);
-    for (std::size_t at = 0; at < group.sizes[i]; ++at)
-      wrong += data[at] != content(slot.group, i, number_, at) ? 1U : 0U;
+    for (std::size_t at = 0; at < group.sizes[i]; ++at) {
+      const bool is_right = data[at] == content(slot.group, i, number_, at) || (!is_complete && data[at] == kUnwritten);
+      wrong += is_right ? 0U : 1U;
+    }
     for (std::size_t at = 0; at < group.spare + kGuardBytes; ++at) {
       overwritten += data[group.sizes[i] + at] != kUnwritten ? 1U : 0U;
     }

@@ -37,14 +37,16 @@ std::vector<ConnectionPlan> draw_connections(Draw& draw, std::size_t processes);
 // A connection, in one of its processes.
 class Connection {
  public:
-  Connection(netapi::Plugin& net, void* context, unsigned number, const ConnectionPlan& plan, Handle& handle)
+  Connection(netapi::Plugin& net, void* context, int device, unsigned number, const ConnectionPlan& plan, bool may_fail,
+             Handle& handle)
       : net_(net),
         context_(context),
+        device_(device),
         number_(number),
         plan_(plan),
         handle_(handle),
-        receiver_("receiver of connection " + std::to_string(number)),
-        sender_("sender of connection " + std::to_string(number)) {}
+        receiver_("receiver of connection " + std::to_string(number), may_fail),
+        sender_("sender of connection " + std::to_string(number), may_fail) {}
 
   void receive();
   void send();
@@ -87,13 +89,14 @@ class Connection {
   bool test(End& end, Slot& slot, bool& done);
   bool flush(End& end, Slot& slot);
   void check_sizes(const End& end, const Slot& slot) const;
-  void check_bytes(const Slot& slot);
+  void check_bytes(const Slot& slot, bool is_complete);
   std::size_t needed(const End& end, std::size_t group) const {
     return end.sends ? plan_.groups[group].sizes.size() : 1;
   }
 
   netapi::Plugin& net_;
   void* const context_;
+  const int device_;
   const unsigned number_;
   const ConnectionPlan& plan_;
   Handle& handle_;

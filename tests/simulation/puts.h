@@ -49,7 +49,6 @@ struct PutPlan {
 
   std::size_t ranks = 0;              // 0: no communicator
   int version = 14;                   // of the table
-  std::vector<std::size_t> ports;     // by rank: those that the network's table merges
   std::vector<std::size_t> contexts;  // of each set
   std::size_t stride = 1;             // only ranks at multiples of it from oneself are spoken to
   std::vector<Window> windows;        // all but the first are registered while the contexts are in use
@@ -66,7 +65,7 @@ PutPlan draw_puts(Draw& draw);
 class Rank {
  public:
   // `handles`: one for each rank.
-  Rank(netapi::RmaPlugin& net, const PutPlan& plan, std::size_t rank, Handle* handles);
+  Rank(netapi::RmaPlugin& net, const PutPlan& plan, std::size_t rank, bool may_fail, Handle* handles);
 
   void run();
   const Calls& calls() const { return call_; }
@@ -116,12 +115,14 @@ class Rank {
   std::size_t count(const Operation& operation) const;
   // After that the place is as before, so that bytes which come again are found.
   void check_and_reset(const Operation& operation);
-  void check_signals();
-  void check_windows();
+  void forget_arrived(const Operation& operation);
+  void check_signals(bool is_complete);
+  void check_windows(bool is_complete);
 
   netapi::RmaPlugin& net_;
   const PutPlan& plan_;
   const std::size_t rank_;
+  const Time patience_;
   Handle* const handles_;
   Calls call_;
   void* coll_ = nullptr;

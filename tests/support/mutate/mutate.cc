@@ -9,6 +9,7 @@
 //                  overrun          changes the byte after a received member
 //                  wrong-size       a receive reports one byte less than arrived (1 when 0 bytes arrived)
 //                  wrong-send-size  a send reports one byte less than it sent (1 when it sent 0 bytes)
+//                  error            test returns a remote error for a receive that is done
 //   MUTATE_NTH     which of the messages that the mode can change is changed, counted from 1 (default 1); only this one
 //   MUTATE_ONLY    changes only what does not begin at a page boundary (unaligned), or has only zeros in its second
 //                  half (zeros); default: any message
@@ -64,7 +65,7 @@ using nccl::Result;
 constexpr std::size_t kTailBytes = 3;
 constexpr std::uintptr_t kPageBytes = 4096;
 
-enum class Mode { kNone, kFlipByte, kSwapMembers, kSkipTail, kOverrun, kWrongSize, kWrongSendSize, kUnknown };
+enum class Mode { kNone, kFlipByte, kSwapMembers, kSkipTail, kOverrun, kWrongSize, kWrongSendSize, kError, kUnknown };
 
 Mode parse_mode(std::string_view name) {
   constexpr std::pair<std::string_view, Mode> kModes[] = {
@@ -75,6 +76,7 @@ Mode parse_mode(std::string_view name) {
       {"overrun", Mode::kOverrun},
       {"wrong-size", Mode::kWrongSize},
       {"wrong-send-size", Mode::kWrongSendSize},
+      {"error", Mode::kError},
   };
   for (const auto& [known, mode] : kModes) {
     if (name == known) return mode;
@@ -134,12 +136,15 @@ class Mutation {
     pending_[request] = std::move(pending);
   }
 
-  void completed(void* request, int* sizes) {
+  // What test returns.
+  Result completed(void* request, int* sizes) {
     verbatim::MutexLock lock(mutex_);
     const auto found = pending_.find(request);
-    if (found == pending_.end()) return;
-    if (countdown_ > 0 && can_corrupt(found->second, sizes) && --countdown_ == 0) corrupt(found->second, sizes);
+    if (found == pending_.end()) return Result::kSuccess;
+    const bool is_due = countdown_ > 0 && can_corrupt(found->second, sizes) && --countdown_ == 0;
+    if (is_due) corrupt(found->second, sizes);
     pending_.erase(found);
+    return is_due && mode_ == Mode::kError ? Result::kRemoteError : Result::kSuccess;
   }
 
  private:
@@ -252,8 +257,7 @@ Result test_request(void* request, int* done, int* sizes) {
   int local_sizes[kMaxGroup] = {};
   int* const reported = sizes != nullptr ? sizes : local_sizes;
   const Result result = inner<Net>.test(request, done, reported);
-  if (result == Result::kSuccess && *done != 0) mutation().completed(request, reported);
-  return result;
+  return result == Result::kSuccess && *done != 0 ? mutation().completed(request, reported) : result;
 }
 
 template <typename Slot>

@@ -1,0 +1,134 @@
+// The faults of a run really happen, and what they do not explain is found.
+#include "simulation/faults.h"
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "simulation/captured_run.h"
+#include "simulation/job.h"
+#include "simulation/job_parts.h"
+
+namespace simulation {
+namespace {
+
+const char* plugin() {
+  return std::getenv("MUTATE_PLUGIN");
+}
+
+// Messages from one process to another one, of one port each, with the first seed from `seed` on that has them.
+Job draw_messages(std::uint64_t& seed, const FaultSet& faults) {
+  for (;; ++seed) {
+    Job job = draw_job(seed, plugin(), faults);
+    const bool crosses = !job.connections.empty() && job.connections.front().receiver != job.connections.front().sender;
+    if (job.puts.ranks == 0 && crosses && job.ports == std::vector<std::size_t>{1, 1}) return job;
+  }
+}
+
+CapturedRun run_with(const Job& job, std::uint64_t seed) {
+  return captured_run({.seed = seed, .limit = kJobLimit}, job.processes,
+                      [&](std::size_t process) { return run_job(job, process); });
+}
+
+// The port of the process goes down while the first messages are under way, and does not return.
+Job draw_lost_port(std::uint64_t& seed, const char* library = "MUTATE_PLUGIN") {
+  Job job = draw_messages(seed, {Fault::kPort});
+  job.plugin = std::getenv(library);
+  job.connections.front().sender = 0;
+  job.connections.front().receiver = 1;
+  job.connections.resize(1);
+  job.faults.clauses = {"link-down device=0 after=20 op=write_imm,write", ""};
+  job.faults.may_end_job = true;
+  ::setenv("VERBATIM_RECONNECT_S", "2", 1);
+  ::setenv("VERBATIM_COMPLETION", "imm", 1);
+  return job;
+}
+
+TEST(Faults, List_IsReadByName) {
+  EXPECT_EQ(parse_faults("none"), FaultSet{});
+  EXPECT_EQ(parse_faults("port,loss"), (FaultSet{Fault::kLoss, Fault::kPort}));
+  EXPECT_EQ(parse_faults("loss,"), std::nullopt);
+  EXPECT_EQ(parse_faults("rain"), std::nullopt);
+}
+
+TEST(Faults, WithoutList_TheSeedChooses) {
+  std::size_t without = 0;
+  FaultSet met;
+  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+    const FaultSet kinds = draw_faults(seed, {.ports = {1}}, std::nullopt).kinds;
+    without += kinds.empty() ? 1U : 0U;
+    met.insert(kinds.begin(), kinds.end());
+  }
+  EXPECT_GT(without, 10U);
+  EXPECT_LT(without, 50U);
+  EXPECT_EQ(met.size(), kFaultNames.size());
+}
+
+// How much longer the job takes when both processes have these clauses.
+Time delay_by(const char* clauses, const char* timeout) {
+  std::uint64_t seed = 1;
+  std::array<Time, 2> ends{};
+  for (const bool with : {false, true}) {
+    Job job = draw_messages(seed, {Fault::kLoss});
+    job.faults.clauses.assign(2, with ? clauses : "");
+    ::setenv("VERBATIM_TIMEOUT", timeout, 1);
+    const CapturedRun captured = run_with(job, seed);
+    EXPECT_TRUE(captured.result.passed) << captured.text;
+    ends.at(with ? 1 : 0) = captured.result.outcome.ended;
+  }
+  return ends[1] - std::min(ends[0], ends[1]);
+}
+
+TEST(Faults, LostPackets_AreWaitedFor) {
+  EXPECT_GT(delay_by("loss rate=0.05", "16"), Time{4096} << 16);
+}
+
+TEST(Faults, LatePackets_AreWaitedFor) {
+  EXPECT_GT(delay_by("delay by=5ms", "16"), 100 * kMillisecond);
+}
+
+TEST(Faults, PortThatDoesNotReturn_BothEndsFailWithTheCause) {
+  std::uint64_t seed = 1;
+  const Job job = draw_lost_port(seed);
+  const CapturedRun captured = run_with(job, seed);
+  EXPECT_TRUE(captured.result.passed) << captured.text;
+  EXPECT_EQ(fault_counts().happened[static_cast<std::size_t>(Fault::kPort)], 1U);
+  EXPECT_EQ(fault_counts().failed_processes, 2U);
+}
+
+TEST(Faults, CallFailsWhereItMayNot_IsFound) {
+  std::uint64_t seed = 1;
+  Job job = draw_lost_port(seed);
+  job.faults.may_end_job = false;
+  const CapturedRun captured = run_with(job, seed);
+  EXPECT_FALSE(captured.result.passed);
+  EXPECT_NE(captured.text.find(" returned remote error (sender of connection 0)"), std::string::npos) << captured.text;
+}
+
+TEST(Faults, WarningOfAnotherFault_IsFound) {
+  std::uint64_t seed = 1;
+  Job job = draw_lost_port(seed);
+  job.faults.kinds = {Fault::kLoss};
+  const CapturedRun captured = run_with(job, seed);
+  EXPECT_FALSE(captured.result.passed);
+  EXPECT_NE(captured.text.find("a warning: NET/Verbatim : softverbs0:1: the link is down"), std::string::npos)
+      << captured.text;
+}
+
+TEST(Faults, CallFailsWithoutALine_IsFound) {
+  ::setenv("MUTATE_MODE", "error", 1);
+  std::uint64_t seed = 1;
+  Job job = draw_lost_port(seed, "MUTATE");
+  job.faults.clauses = {"link-down device=0 at=3s", ""};  // nothing of the job is left
+  const CapturedRun captured = run_with(job, seed);
+  EXPECT_FALSE(captured.result.passed);
+  EXPECT_NE(captured.text.find("calls have failed, and no warning names the cause"), std::string::npos)
+      << captured.text;
+}
+
+}  // namespace
+}  // namespace simulation
