@@ -27,6 +27,7 @@
 #include "netapi/log.h"
 #include "netapi/plugin.h"
 #include "netapi/rma.h"
+#include "simulation/device.h"
 #include "simulation/job_parts.h"
 #include "simulation/messages.h"
 #include "simulation/puts.h"
@@ -280,6 +281,8 @@ bool run_job(const Job& job, std::size_t process) {
   });
   verbatim::test::verbs_counters().before = step_before_verb;
   {
+    std::optional<DeviceClock> clock;
+    if (job.faults.kinds.contains(Fault::kPort)) clock.emplace();
     Process running(job, process);
     running.run();
     const std::lock_guard lock(mutex);
