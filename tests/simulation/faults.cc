@@ -18,13 +18,31 @@ struct Lines {
   std::vector<const char*> causes;   // parts of those that may name it as the cause of a call that fails
 };
 
+// The cause is at another end.
+constexpr const char* kReportedByPeer = " reported: ";
+constexpr const char* kFailedAtRank = " has failed at rank ";
+constexpr const char* kClosedByPeer = "the peer closed the connection";
+constexpr const char* kEndedByRank = " has ended its connection: ";
+constexpr const char* kDoesNotListen = "Connection refused, repeated until the deadline";
+constexpr const char* kRanksMissing = " ranks have not ";  // connected, or made a collective call
+
 const Lines& lines_of(Fault fault) {
   static const std::array<Lines, kFaultNames.size()> all = {{
       {{}, {}},
       {{}, {}},
       {{": the link is down (port error); ", ": the link is up again after ", ": its lanes to ", "lane "},
-       {"the link of softverbs", ": its link is down", "transport retry counter exceeded",
-        " reported: ", " has come back within ", " has failed at rank "}},
+       {"the link of softverbs", ": its link is down", "transport retry counter exceeded", " has come back within ",
+        kReportedByPeer, kFailedAtRank}},
+      {{"the side channel with the peer "},
+       {"Connection reset by peer", kClosedByPeer, kDoesNotListen, kEndedByRank, kRanksMissing, kReportedByPeer,
+        kFailedAtRank}},
+      {{"the side channel with the peer ", "no message from the peer ", "stalled for "},
+       {"Connection timed out", "has sent nothing for ", kClosedByPeer, kDoesNotListen, kEndedByRank, kRanksMissing,
+        kReportedByPeer, kFailedAtRank}},
+      {{}, {}},
+      {{"the side channel with the peer ", "no message from the peer ", "stalled for "},
+       {"Connection timed out", "Connection reset by peer", "has sent nothing for ", kClosedByPeer, kDoesNotListen,
+        kEndedByRank, kRanksMissing, kReportedByPeer, kFailedAtRank}},
   }};
   return all[static_cast<std::size_t>(fault)];
 }
@@ -94,12 +112,60 @@ void draw_outages(Draw& draw, const JobPorts& job, Faults& faults) {
   faults.may_end_job = faults.may_end_job || !goes_on;
 }
 
+// Connections are counted in the order in which they are made.
+TcpFaults::Break draw_break(Draw& draw, bool resets) {
+  constexpr std::size_t kConnections = 8;
+  return {
+      .number = 1 + draw.below(kConnections), .after = draw_time(draw, 10 * kMicrosecond, kSecond), .resets = resets};
+}
+
+// Shorter than VERBATIM_CONNECT_TIMEOUT_S.
+TcpFaults::Outage draw_tcp_outage(Draw& draw, const Faults& faults, bool refuses) {
+  constexpr Time kLongest = 20 * kSecond;
+  const Time begin = draw.one_in(3) ? 0 : draw_time(draw, 10 * kMicrosecond, 300 * kMillisecond);
+  const bool ends = refuses || !draw.one_in(4);
+  return {.process = draw.below(faults.clauses.size()),
+          .interface = draw.below(faults.tcp.interfaces),
+          .begin = begin,
+          .end = ends ? begin + draw_time(draw, kMillisecond, kLongest) : kNever,
+          .refuses = refuses};
+}
+
+bool is_cut_for(const TcpFaults& faults, Time length) {
+  return std::any_of(faults.outages.begin(), faults.outages.end(), [length](const TcpFaults::Outage& outage) {
+    return !outage.refuses && (outage.end == kNever || outage.end - outage.begin >= length);
+  });
+}
+
+void draw_tcp_faults(Draw& draw, Faults& faults) {
+  const auto has = [&](Fault fault) { return faults.kinds.contains(fault); };
+  if (!has(Fault::kReset) && !has(Fault::kUnanswered) && !has(Fault::kRefused) && !has(Fault::kCut)) return;
+  faults.tcp.interfaces = 1 + draw.below(kInterfaces);
+  for (std::size_t left = 1 + draw.below(3); has(Fault::kReset) && left > 0; --left) {
+    faults.tcp.add(draw_break(draw, true));
+  }
+  if (has(Fault::kUnanswered)) faults.tcp.add(draw_break(draw, false));
+  if (has(Fault::kRefused)) faults.tcp.add(draw_tcp_outage(draw, faults, true));
+  if (has(Fault::kCut)) faults.tcp.add(draw_tcp_outage(draw, faults, false));
+  const bool loses_connections = has(Fault::kReset) || has(Fault::kUnanswered) || is_cut_for(faults.tcp, kNever);
+  if (loses_connections) {
+    faults.may_end_puts = true;
+    faults.keepalive_s = 4 + static_cast<unsigned>(draw.below(40));
+  }
+  // A listener waits for so long until the first bytes of a connection come.
+  constexpr Time kLongestInSetup = 2 * kSecond;
+  if (!loses_connections && !is_cut_for(faults.tcp, kLongestInSetup)) return;
+  faults.may_end_setup = true;
+  // Without TCP the ends cannot agree about a lane.
+  if (has(Fault::kPort)) faults.may_end_job = true;
+}
+
 FaultSet draw_set(Draw& draw) {
   FaultSet drawn;
   if (draw.one_in(4)) return drawn;
   drawn.insert(static_cast<Fault>(draw.below(kFaultNames.size())));
   for (std::size_t i = 0; i < kFaultNames.size(); ++i) {
-    if (draw.one_in(6)) drawn.insert(static_cast<Fault>(i));
+    if (draw.one_in(8)) drawn.insert(static_cast<Fault>(i));
   }
   return drawn;
 }
@@ -136,7 +202,9 @@ std::optional<FaultSet> parse_faults(std::string_view list) {
 Faults draw_faults(std::uint64_t seed, const JobPorts& job, const std::optional<FaultSet>& list) {
   Draw draw(seed ^ 0x5eed'fa17);  // the job is the same without faults
   const FaultSet drawn = draw_set(draw);
-  Faults faults{.kinds = list.value_or(drawn), .clauses = std::vector<std::string>(job.ports.size())};
+  Faults faults;
+  faults.kinds = list.value_or(drawn);
+  faults.clauses.resize(job.ports.size());
   if (faults.kinds.empty()) return faults;
   faults.timeout = 12 + static_cast<unsigned>(draw.below(6));
   for (std::string& clauses : faults.clauses) {
@@ -144,6 +212,7 @@ Faults draw_faults(std::uint64_t seed, const JobPorts& job, const std::optional<
     if (faults.kinds.contains(Fault::kLate)) add(clauses, draw_lateness(draw));
   }
   if (faults.kinds.contains(Fault::kPort)) draw_outages(draw, job, faults);
+  draw_tcp_faults(draw, faults);
   return faults;
 }
 
@@ -153,7 +222,8 @@ bool Faults::allow(std::string_view line) const {
 }
 
 bool Faults::explain(std::string_view line) const {
-  return may_end_job &&
+  const bool may_end = may_end_job || may_end_setup || may_end_puts;
+  return may_end &&
          std::any_of(kinds.begin(), kinds.end(), [line](Fault fault) { return has_any(line, lines_of(fault).causes); });
 }
 
@@ -182,9 +252,12 @@ FaultCounts fault_counts() {
   return counts;
 }
 
+void count_fault(Fault fault) {
+  ++shared_counts().happened[static_cast<std::size_t>(fault)];
+}
+
 void count_faults_in(std::string_view line) {
-  if (line.find(": the link is down (port error)") != std::string_view::npos)
-    ++shared_counts().happened[static_cast<std::size_t>(Fault::kPort)];
+  if (line.find(": the link is down (port error)") != std::string_view::npos) count_fault(Fault::kPort);
 }
 
 void count_failed_process() {

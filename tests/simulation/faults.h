@@ -11,15 +11,20 @@
 #include <vector>
 
 #include "simulation/scheduler.h"
+#include "simulation/tcp_faults.h"
 
 namespace simulation {
 
 enum class Fault : std::size_t {
-  kLoss,  // packets and acknowledgements are lost
-  kLate,  // packets arrive late
-  kPort,  // the link of a port goes down, and mostly returns
+  kLoss,        // packets and acknowledgements are lost
+  kLate,        // packets arrive late
+  kPort,        // the link of a port goes down, and mostly returns
+  kReset,       // TCP connections are reset
+  kUnanswered,  // nothing arrives any more over a TCP connection
+  kRefused,     // TCP connections to a process are refused for some time
+  kCut,         // nothing arrives over TCP at an interface of a process for some time, or for ever
 };
-constexpr std::array<const char*, 3> kFaultNames = {"loss", "late", "port"};
+constexpr std::array kFaultNames = {"loss", "late", "port", "reset", "unanswered", "refused", "cut"};
 using FaultSet = std::set<Fault>;
 
 // "none", or names separated by commas. Empty: one is not known.
@@ -30,7 +35,12 @@ struct Faults {
   std::vector<std::string> clauses;  // of SOFTVERBS_FAULTS, by process
   unsigned timeout = 0;              // VERBATIM_TIMEOUT; 0: the default
   unsigned reconnect_s = 0;          // VERBATIM_RECONNECT_S; 0: the default
-  bool may_end_job = false;          // a call may fail, with a cause in the log
+  unsigned keepalive_s = 0;          // VERBATIM_KEEPALIVE_S; 0: the default
+  TcpFaults tcp;
+  // What may fail, with a cause in the log: all, or what is not connected yet, or the RMA communicator.
+  bool may_end_job = false;
+  bool may_end_setup = false;
+  bool may_end_puts = false;
 
   // Of a warning of the plugin.
   bool allow(std::string_view line) const;
@@ -58,6 +68,7 @@ struct FaultCounts {
   std::string describe(const FaultSet& kinds) const;  // " loss, port 2, 1 of the processes has failed calls"
 };
 void reset_fault_counts();  // before the run
+void count_fault(Fault fault);
 FaultCounts fault_counts();
 // Counts what a warning of the plugin shows.
 void count_faults_in(std::string_view line);

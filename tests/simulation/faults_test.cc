@@ -12,6 +12,7 @@
 #include "simulation/captured_run.h"
 #include "simulation/job.h"
 #include "simulation/job_parts.h"
+#include "simulation/tcp.h"
 
 namespace simulation {
 namespace {
@@ -98,6 +99,31 @@ TEST(Faults, PortThatDoesNotReturn_BothEndsFailWithTheCause) {
   EXPECT_TRUE(captured.result.passed) << captured.text;
   EXPECT_EQ(fault_counts().happened[static_cast<std::size_t>(Fault::kPort)], 1U);
   EXPECT_EQ(fault_counts().failed_processes, 2U);
+}
+
+// The connection of a job is reset after this time. How many processes have failed calls, with the cause in the log.
+std::uint64_t reset_after(Time time, std::uint64_t seed) {
+  Job job = draw_messages(seed, {Fault::kReset});
+  job.connections.resize(1);
+  job.faults.clauses.assign(2, "delay by=1ms");
+  job.faults.tcp = {};
+  job.faults.tcp.add(TcpFaults::Break{.number = 1, .after = time, .resets = true});
+  plan_tcp_faults(job.faults.tcp);
+  const CapturedRun captured = run_with(job, seed);
+  EXPECT_TRUE(captured.result.passed) << captured.text;
+  return fault_counts().failed_processes;
+}
+
+TEST(Faults, ConnectionThatIsReset_EndsItsSetUpOnly) {
+  std::uint64_t failed = 0;
+  std::uint64_t resets = 0;
+  for (std::uint64_t seed = 1; seed < 200; seed += 20) {
+    failed += reset_after(50 * kMicrosecond, seed);
+    EXPECT_EQ(reset_after(200 * kMillisecond, seed), 0U) << seed;
+    resets += fault_counts().happened[static_cast<std::size_t>(Fault::kReset)];
+  }
+  EXPECT_NE(failed, 0U);
+  EXPECT_NE(resets, 0U);
 }
 
 TEST(Faults, CallFailsWhereItMayNot_IsFound) {

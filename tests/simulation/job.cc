@@ -32,6 +32,7 @@
 #include "simulation/messages.h"
 #include "simulation/puts.h"
 #include "simulation/scheduler.h"
+#include "simulation/tcp.h"
 #include "support/counted_verbs/modifications.h"
 
 namespace simulation {
@@ -59,7 +60,9 @@ std::string verbs_alive() {
 class Process {
  public:
   Process(const Job& job, std::size_t number)
-      : job_(job), number_(number), call_("process " + std::to_string(number), job.faults.may_end_job) {}
+      : job_(job),
+        number_(number),
+        call_("process " + std::to_string(number), [&job] { return job.faults.may_end_job; }) {}
 
   void run() {
     void* context = nullptr;
@@ -104,13 +107,12 @@ class Process {
     for (unsigned i = 0; i < job_.connections.size(); ++i) {
       const ConnectionPlan& plan = job_.connections[i];
       if (plan.receiver != number_ && plan.sender != number_) continue;
-      Connection& connection =
-          connections.emplace_back(*net_, context, device_, i, plan, job_.faults.may_end_job, job_.handles[i]);
+      Connection& connection = connections.emplace_back(*net_, context, device_, i, plan, job_.faults, job_.handles[i]);
       if (plan.receiver == number_) threads.emplace_back([&] { connection.receive(); });
       if (plan.sender == number_) threads.emplace_back([&] { connection.send(); });
     }
     if (job_.puts.ranks != 0) {
-      rank.emplace(*rma_, job_.puts, number_, job_.faults.may_end_job, job_.handles + kMaxConnections);
+      rank.emplace(*rma_, job_.puts, number_, job_.faults, job_.handles + kMaxConnections);
       threads.emplace_back([&] { rank->run(); });
     }
     for (std::thread& thread : threads) thread.join();
@@ -230,6 +232,7 @@ void set_environment(std::uint64_t seed, Job& job) {
   set("VERBATIM_COMPLETION", seed % 3 == 0 ? "atomic" : "imm");
   set("SOFTVERBS_ATOMICS", job.uses_merged ? "glob" : "hca");  // one word, several devices
   if (job.faults.timeout != 0) set("VERBATIM_TIMEOUT", std::to_string(job.faults.timeout));
+  if (job.faults.keepalive_s != 0) set("VERBATIM_KEEPALIVE_S", std::to_string(job.faults.keepalive_s));
   if (job.faults.reconnect_s != 0) set("VERBATIM_RECONNECT_S", std::to_string(job.faults.reconnect_s));
 }
 
@@ -245,7 +248,8 @@ void add_faults_of_softverbs(const std::string& clauses) {
 Job draw_job(std::uint64_t seed, const std::string& plugin, const std::optional<FaultSet>& faults) {
   Draw draw(seed);
   static Handle* const handles = make_handles();
-  for (Handle* each = handles; each != handles + kHandles; ++each) each->is_there = each->is_given_up = false;
+  for (Handle* each = handles; each != handles + kHandles; ++each)
+    each->is_there = each->is_given_up = false, each->connected_ends = 0;
   Job job;
   job.plugin = std::filesystem::absolute(plugin);
   job.processes = 1 + draw.below(3);
@@ -261,6 +265,7 @@ Job draw_job(std::uint64_t seed, const std::string& plugin, const std::optional<
   job.uses_merged = draw.one_in(2);
   job.faults = draw_faults(seed, {job.ports, job.connections.empty() || job.uses_merged}, faults);
   reset_fault_counts();
+  plan_tcp_faults(job.faults.tcp);
   set_environment(seed, job);
   return job;
 }
@@ -268,6 +273,9 @@ Job draw_job(std::uint64_t seed, const std::string& plugin, const std::optional<
 bool run_job(const Job& job, std::size_t process) {
   if (::chdir(job.directory.c_str()) != 0) std::abort();
   add_faults_of_softverbs(job.faults.clauses[process]);
+  if (const char* const clauses = std::getenv("SOFTVERBS_FAULTS"); clauses != nullptr && job.prints_log) {
+    std::fprintf(stderr, "  faults of process %zu: %s\n", process, clauses);
+  }
   std::vector<std::string> problems;
   bool is_explained = false;
   std::mutex mutex;

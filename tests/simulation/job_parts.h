@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <random>
 #include <string>
@@ -61,6 +62,7 @@ class Draw {
 // What listen fills in for the other end, or for the other ranks: in memory that the processes share.
 struct Handle {
   std::atomic<bool> is_there{false};
+  std::atomic<int> connected_ends{0};
   std::atomic<bool> is_given_up{false};  // an end has failed: the other one may wait for ever
   alignas(8) std::array<unsigned char, nccl::kNetHandleMaxBytes> bytes{};
 };
@@ -68,9 +70,9 @@ struct Handle {
 // Calls of a table by the threads of one connection or rank, and what was not as it must be: a line for each.
 class Calls {
  public:
-  // `may_fail`: calls may return an error of the network or of the system, because of a fault that the plugin cannot
-  // survive.
-  Calls(std::string whose, bool may_fail) : whose_(std::move(whose)), may_fail_(may_fail) {}
+  // `may_fail`: whether calls may return an error of the network or of the system now, because of a fault that the
+  // plugin cannot survive.
+  Calls(std::string whose, std::function<bool()> may_fail) : whose_(std::move(whose)), may_fail_(std::move(may_fail)) {}
 
   // A step of the simulation. False unless the call succeeds, and a problem if it may not fail.
   template <typename Call>
@@ -79,7 +81,7 @@ class Calls {
     const nccl::Result result = call();
     record(name, static_cast<std::int64_t>(result));
     if (result == nccl::Result::kSuccess) return true;
-    if (may_fail_ && (result == nccl::Result::kRemoteError || result == nccl::Result::kSystemError)) {
+    if ((result == nccl::Result::kRemoteError || result == nccl::Result::kSystemError) && may_fail_()) {
       has_failed_ = true;
       return false;
     }
@@ -100,7 +102,7 @@ class Calls {
 
  private:
   const std::string whose_;
-  const bool may_fail_;
+  const std::function<bool()> may_fail_;
   std::atomic<bool> has_failed_{false};
   std::mutex mutex_;
   std::vector<std::string> problems_;

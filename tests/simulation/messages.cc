@@ -72,7 +72,11 @@ void Connection::send() {
 }
 
 void Connection::exchange(End& end) {
-  if (end.comm == nullptr) handle_.is_given_up = true;
+  if (end.comm == nullptr) {
+    handle_.is_given_up = true;
+  } else {
+    ++handle_.connected_ends;
+  }
   note_progress();
   if (end.comm == nullptr) return;
   bool ok = add_buffers(end);

@@ -11,6 +11,7 @@
 
 #include "fault/dma_buf.h"
 #include "netapi/plugin.h"
+#include "simulation/faults.h"
 #include "simulation/job_parts.h"
 
 namespace simulation {
@@ -37,16 +38,17 @@ std::vector<ConnectionPlan> draw_connections(Draw& draw, std::size_t processes);
 // A connection, in one of its processes.
 class Connection {
  public:
-  Connection(netapi::Plugin& net, void* context, int device, unsigned number, const ConnectionPlan& plan, bool may_fail,
-             Handle& handle)
+  Connection(netapi::Plugin& net, void* context, int device, unsigned number, const ConnectionPlan& plan,
+             const Faults& faults, Handle& handle)
       : net_(net),
         context_(context),
         device_(device),
         number_(number),
         plan_(plan),
+        faults_(faults),
         handle_(handle),
-        receiver_("receiver of connection " + std::to_string(number), may_fail),
-        sender_("sender of connection " + std::to_string(number), may_fail) {}
+        receiver_("receiver of connection " + std::to_string(number), [this] { return may_fail(); }),
+        sender_("sender of connection " + std::to_string(number), [this] { return may_fail(); }) {}
 
   void receive();
   void send();
@@ -78,6 +80,7 @@ class Connection {
   };
   using Slot = End::Slot;
 
+  bool may_fail() const { return faults_.may_end_job || (faults_.may_end_setup && handle_.connected_ends < 2); }
   void exchange(End& end);
   void close(End& end);
   bool add_buffers(End& end);
@@ -99,6 +102,7 @@ class Connection {
   const int device_;
   const unsigned number_;
   const ConnectionPlan& plan_;
+  const Faults& faults_;
   Handle& handle_;
   Calls receiver_;
   Calls sender_;

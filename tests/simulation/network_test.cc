@@ -14,12 +14,15 @@
 
 #include <cerrno>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <thread>
 
 #include "simulation/captured_run.h"
 #include "simulation/clock.h"
+#include "simulation/faults.h"
+#include "simulation/tcp.h"
 #include "simulation/test_sockets.h"
 
 namespace simulation {
@@ -65,6 +68,12 @@ std::string receive_all(int fd) {
     if (count > 0) all.append(part, static_cast<std::size_t>(count));
     if (count < 0 && errno != EAGAIN) return "failed";
   }
+}
+
+bool receive_one(int fd) {
+  char byte = 0;
+  wait_for(fd, POLLIN);
+  return ::recv(fd, &byte, 1, 0) == 1;
 }
 
 bool send_all(int fd, const std::string& text) {
@@ -278,6 +287,79 @@ TEST(Network, SocketThatIsLeft_IsALeak) {
   const CapturedRun captured = captured_run({}, [] { return ::socket(AF_INET, kStream, 0) >= 0; });
   EXPECT_FALSE(captured.result.passed);
   EXPECT_NE(captured.text.find("leak: 1 sockets"), std::string::npos) << captured.text;
+}
+
+// What the first connection of the run meets.
+void plan_break(Time after, bool resets) {
+  TcpFaults faults;
+  faults.add(TcpFaults::Break{.number = 1, .after = after, .resets = resets});
+  plan_tcp_faults(faults);
+}
+
+void plan_outage(Time begin, Time end, bool refuses) {
+  TcpFaults faults;
+  faults.add(TcpFaults::Outage{.process = 0, .interface = 0, .begin = begin, .end = end, .refuses = refuses});
+  plan_tcp_faults(faults);
+}
+
+TEST(Network, PlannedReset_ComesToBothEndsAtItsTime) {
+  plan_break(kSecond, true);
+  const Result result = run({}, [] {
+    Pair pair;
+    bool is_right = send_all(pair.one, "x") && receive_one(pair.other);
+    for (const int fd : {pair.one, pair.other}) {
+      is_right = is_right && (wait_for(fd, POLLERR) & POLLERR) != 0 && now() >= kSecond && now() < 2 * kSecond;
+      char byte = 0;
+      is_right = is_right && ::recv(fd, &byte, 1, 0) < 0 && errno == ECONNRESET;
+    }
+    return is_right;
+  });
+  EXPECT_TRUE(result.passed);
+  EXPECT_EQ(fault_counts().happened[static_cast<std::size_t>(Fault::kReset)], 2U);
+}
+
+TEST(Network, ConnectionThatIsNotAnswered_TimesOut) {
+  plan_break(kSecond, false);
+  const Result result = run({}, [] {
+    Pair pair;
+    const int timeout_ms = 5000;
+    ::setsockopt(pair.one, IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms);
+    bool is_right = send_all(pair.one, "x") && receive_one(pair.other);
+    std::this_thread::sleep_for(2s);
+    is_right = is_right && send_all(pair.one, "y") && wait_for(pair.other, POLLIN, 1000) == 0;
+    int unacknowledged = 0;
+    ::ioctl(pair.one, SIOCOUTQ, &unacknowledged);
+    is_right = is_right && unacknowledged == 1 && (wait_for(pair.one, POLLERR) & POLLERR) != 0;
+    int error = 0;
+    socklen_t bytes = sizeof error;
+    ::getsockopt(pair.one, SOL_SOCKET, SO_ERROR, &error, &bytes);
+    return is_right && error == ETIMEDOUT && now() >= 6 * kSecond;
+  });
+  EXPECT_TRUE(result.passed);
+}
+
+TEST(Network, BytesDuringAnOutage_ArriveWhenItHasEnded) {
+  plan_outage(kSecond, 10 * kSecond, false);
+  const Result result = run({}, [] {
+    Pair pair;
+    std::this_thread::sleep_for(2s);
+    return send_all(pair.one, "x") && receive_one(pair.other) && now() >= 10 * kSecond;
+  });
+  EXPECT_TRUE(result.passed);
+}
+
+TEST(Network, ConnectWhileItIsRefused_SucceedsAfterwards) {
+  plan_outage(0, kSecond, true);
+  const Result result = run({}, [] {
+    Pair refused(1);
+    int error = 0;
+    socklen_t bytes = sizeof error;
+    ::getsockopt(refused.one, SOL_SOCKET, SO_ERROR, &error, &bytes);
+    std::this_thread::sleep_for(1s);
+    Pair pair;
+    return error == ECONNREFUSED && send_all(pair.one, "x") && receive_one(pair.other);
+  });
+  EXPECT_TRUE(result.passed);
 }
 
 }  // namespace

@@ -126,13 +126,13 @@ PutPlan draw_puts(Draw& draw) {
   return plan;
 }
 
-Rank::Rank(netapi::RmaPlugin& net, const PutPlan& plan, std::size_t rank, bool may_fail, Handle* handles)
+Rank::Rank(netapi::RmaPlugin& net, const PutPlan& plan, std::size_t rank, const Faults& faults, Handle* handles)
     : net_(net),
       plan_(plan),
       rank_(rank),
-      patience_(may_fail ? kLongPatience : kPatience),
+      patience_(faults.kinds.empty() ? kPatience : kLongPatience),
       handles_(handles),
-      call_("rank " + std::to_string(rank), may_fail),
+      call_("rank " + std::to_string(rank), [&faults] { return faults.may_end_job || faults.may_end_puts; }),
       signals_((plan.words[rank] * sizeof(std::uint64_t) / kPageBytes + 1) * kPageBytes) {
   for (std::size_t i = 0; i < plan.windows.size(); ++i) {
     const fault::DmaBuf& pages = windows_.emplace_back(plan.windows[i].bytes[rank]).pages;

@@ -11,6 +11,7 @@
 
 #include "fault/dma_buf.h"
 #include "netapi/rma.h"
+#include "simulation/faults.h"
 #include "simulation/job_parts.h"
 
 namespace simulation {
@@ -65,7 +66,7 @@ PutPlan draw_puts(Draw& draw);
 class Rank {
  public:
   // `handles`: one for each rank.
-  Rank(netapi::RmaPlugin& net, const PutPlan& plan, std::size_t rank, bool may_fail, Handle* handles);
+  Rank(netapi::RmaPlugin& net, const PutPlan& plan, std::size_t rank, const Faults& faults, Handle* handles);
 
   void run();
   const Calls& calls() const { return call_; }

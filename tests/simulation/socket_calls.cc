@@ -1,4 +1,4 @@
-// Sockets of TCP over IPv4, which do not block, and the simulated host: its names and its only network interface.
+// Sockets of TCP over IPv4, which do not block, and the simulated host: its names and its network interfaces.
 #include <arpa/inet.h>
 #include <dlfcn.h>
 #include <ifaddrs.h>
@@ -20,6 +20,7 @@
 #include <cstdio>
 #include <cstring>
 #include <string_view>
+#include <utility>
 
 #include "simulation/descriptors.h"
 #include "simulation/interpose.h"
@@ -164,6 +165,10 @@ int simulated_setsockopt(int fd, int level, int name, const void* value, socklen
     tcp().reset_on_close(id, chosen.l_onoff != 0 && chosen.l_linger == 0);
   } else if (level == IPPROTO_TCP && name == TCP_DEFER_ACCEPT) {
     tcp().defer_accept(id, *static_cast<const int*>(value));
+  } else if (level == IPPROTO_TCP && name == TCP_USER_TIMEOUT) {
+    tcp().set_user_timeout(id, static_cast<Time>(*static_cast<const int*>(value)) * kMillisecond);
+  } else if (level == SOL_SOCKET && name == SO_RCVLOWAT) {
+    tcp().set_low_water(id, static_cast<std::size_t>(*static_cast<const int*>(value)));
   }
   return finish("setsockopt", 0);
 }
@@ -231,15 +236,26 @@ extern "C" __attribute__((visibility("default"))) pid_t getpid() noexcept {
 
 SIMULATE(int, getifaddrs, (ifaddrs * *list), (list))
 int simulated_getifaddrs(ifaddrs** list) {
-  static char name[] = "sim0";
-  static sockaddr_in address{AF_INET, 0, {htonl(0x0a010101)}, {}};
+  struct Interface {
+    char name[24];
+    sockaddr_in address;
+    ifaddrs entry;
+  };
+  static Interface all[kInterfaces];
   static sockaddr_in netmask{AF_INET, 0, {htonl(0xffffff00)}, {}};
-  static ifaddrs only{};
-  only.ifa_name = name;
-  only.ifa_flags = IFF_UP | IFF_RUNNING;
-  only.ifa_addr = reinterpret_cast<sockaddr*>(&address);
-  only.ifa_netmask = reinterpret_cast<sockaddr*>(&netmask);
-  *list = &only;
+  ifaddrs* next = nullptr;
+  for (std::size_t i = tcp().interfaces(); i-- > 0;) {
+    Interface& each = all[i];
+    std::snprintf(each.name, sizeof each.name, "sim%zu", i);
+    each.address = {AF_INET, 0, address_of(i), {}};
+    each.entry = {};
+    each.entry.ifa_next = std::exchange(next, &each.entry);
+    each.entry.ifa_name = each.name;
+    each.entry.ifa_flags = IFF_UP | IFF_RUNNING;
+    each.entry.ifa_addr = reinterpret_cast<sockaddr*>(&each.address);
+    each.entry.ifa_netmask = reinterpret_cast<sockaddr*>(&netmask);
+  }
+  *list = next;
   return 0;
 }
 

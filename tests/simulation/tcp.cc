@@ -9,12 +9,16 @@
 #include <cstdlib>
 #include <cstring>
 #include <new>
+#include <utility>
+
+#include "simulation/faults.h"
 
 namespace simulation {
 namespace {
 
 constexpr Time kLatency = 50 * kMicrosecond;
 constexpr Time kLongLatency = 20 * kMillisecond;
+constexpr Time kAgain = 200 * kMillisecond;  // until something is sent again
 
 bool one_in(std::uint64_t count) {
   return random_below(count) == 0;
@@ -30,15 +34,33 @@ bool same(const sockaddr_storage& a, const sockaddr_storage& b) {
   return one.sin_port == other.sin_port && one.sin_addr.s_addr == other.sin_addr.s_addr;
 }
 
+std::size_t interface_of(const sockaddr_storage& address) {
+  const std::uint32_t ip = ntohl(reinterpret_cast<const sockaddr_in&>(address).sin_addr.s_addr);
+  return ip == ntohl(address_of(1).s_addr) ? 1 : 0;
+}
+
+TcpFaults& planned() {
+  static TcpFaults faults;
+  return faults;
+}
+
 Tcp* g_tcp = nullptr;
 
 }  // namespace
+
+in_addr address_of(std::size_t interface) {
+  return {htonl(0x0a01'0101U + (static_cast<std::uint32_t>(interface) << 8))};  // 10.1.1.1, 10.1.2.1
+}
+
+void plan_tcp_faults(const TcpFaults& faults) {
+  planned() = faults;
+}
 
 void make_tcp() {
   void* const memory = mmap(nullptr, sizeof(Tcp), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) std::abort();
   if (g_tcp != nullptr) munmap(g_tcp, sizeof(Tcp));
-  g_tcp = new (memory) Tcp;
+  g_tcp = new (memory) Tcp(std::exchange(planned(), {}));
 }
 
 Tcp& tcp() {
@@ -86,9 +108,10 @@ int Tcp::connect(Id id, const sockaddr_storage& to) {
   }
   own.remote = to;
   const Id found = find_listener(to);
-  const Time reaches = now() + latency();
-  own.settles = reaches + latency();
-  if (found == kNone || end(found).backlog_count == kMaxBacklog) {
+  const bool is_refused = found != kNone && this->is_refused(to, end(found).process);
+  if (is_refused) count_fault(Fault::kRefused);
+  if (found == kNone || is_refused || end(found).backlog_count == kMaxBacklog) {
+    own.settles = now() + latency() + latency();
     own.state = State::kRefused;
     return -EINPROGRESS;
   }
@@ -99,9 +122,12 @@ int Tcp::connect(Id id, const sockaddr_storage& to) {
   other.local = to;
   other.remote = own.local;
   other.peer = id;
-  other.settles = reaches;
   End& listener = end(found);
-  other.process = listener.process;
+  other.process = own.peer_process = listener.process;
+  other.peer_process = own.process;
+  other.settles = arrival(other, now());
+  own.settles = arrival(own, other.settles);
+  plan_break(own, other);
   listener.backlog[listener.backlog_count++] = own.peer;
   return -EINPROGRESS;
 }
@@ -135,18 +161,80 @@ std::uint64_t Tcp::arrived(const End& end) {
   return std::max(position, end.read);
 }
 
-void Tcp::add_piece(End& end, std::uint64_t position) {
-  end.last_arrival = std::max(end.last_arrival, now() + latency());
-  end.pieces[end.piece_count++] = {position, end.last_arrival};
+bool Tcp::is_refused(const sockaddr_storage& to, std::size_t process) const {
+  return std::any_of(faults_.outages.begin(), faults_.outages.begin() + faults_.outage_count, [&](const auto& outage) {
+    return outage.refuses && outage.process == process && outage.interface == interface_of(to) &&
+           outage.begin <= now() && now() < outage.end;
+  });
+}
+
+void Tcp::plan_break(End& own, End& other) {
+  ++connections_;
+  for (std::size_t i = 0; i < faults_.break_count; ++i) {
+    const TcpFaults::Break& planned = faults_.breaks[i];
+    if (planned.number != connections_) continue;
+    const Time at = now() + planned.after;
+    if (planned.resets && own.settles != kNever) {
+      own.resets = own.planned_reset = other.resets = other.planned_reset = std::max(at, own.settles);
+    } else if (!planned.resets) {
+      own.breaks = other.breaks = at;
+    }
+  }
+}
+
+bool Tcp::meets(const TcpFaults::Outage& outage, const End& to) const {
+  return !outage.refuses && (outage.process == to.process || outage.process == to.peer_process) &&
+         outage.interface == interface_of(to.local);
+}
+
+void Tcp::set_user_timeout(Id id, Time timeout) {
+  End& own = end(id);
+  own.user_timeout = timeout;
+  const auto times_out_after = [&](Time begin) {
+    if (begin != kNever) own.times_out = std::min(own.times_out, std::max(begin, now()) + timeout);
+  };
+  times_out_after(own.breaks);
+  for (std::size_t i = 0; i < faults_.outage_count; ++i) {
+    const TcpFaults::Outage& outage = faults_.outages[i];
+    if (meets(outage, own) && outage.end > std::max(outage.begin, now()) + timeout) times_out_after(outage.begin);
+  }
+}
+
+// What meets an outage is sent again until it has ended.
+Time Tcp::arrival(const End& to, Time sent) const {
+  Time arrives = sent == kNever ? kNever : std::max(to.last_arrival, sent + latency());
+  for (bool moved = true; moved && arrives != kNever;) {
+    moved = false;
+    for (std::size_t i = 0; i < faults_.outage_count; ++i) {
+      const TcpFaults::Outage& outage = faults_.outages[i];
+      if (!meets(outage, to) || arrives < outage.begin || arrives >= outage.end) continue;
+      count_fault(Fault::kCut);
+      moved = true;
+      arrives = outage.end == kNever ? kNever : outage.end + kAgain / 2 + random_below(kAgain);
+    }
+  }
+  if (arrives >= to.breaks) count_fault(Fault::kUnanswered);
+  if (arrives >= std::min(to.breaks, to.resets)) arrives = kNever;
+  return arrives;
+}
+
+void Tcp::add_piece(End& own, End& to, std::uint64_t position) {
+  to.last_arrival = arrival(to, now());
+  to.pieces[to.piece_count++] = {position, to.last_arrival};
+  if (own.user_timeout != 0 && to.last_arrival > now() + own.user_timeout) {
+    own.times_out = std::min(own.times_out, now() + own.user_timeout);
+  }
 }
 
 std::int64_t Tcp::send(Id id, const void* data, std::size_t bytes) {
   End& own = end(id);
   if (own.state == State::kRefused || own.write_closed) return -EPIPE;
   if (own.state != State::kConnected && !(own.state == State::kConnecting && own.settles <= now())) return -EAGAIN;
-  if (own.is_reset()) return own.reset_reported ? -EPIPE : (own.reset_reported = true, -ECONNRESET);
+  if (own.is_reset()) return own.reset_reported ? -EPIPE : report(own);
   if (own.peer == kNone) {  // it answers with a reset
-    own.resets = std::min(own.resets, now() + latency() + latency());
+    const Time answered = arrival(own, now() + latency());
+    own.resets = std::min(own.resets, answered);
+    if (answered == kNever) own.unheard += bytes;
     return static_cast<std::int64_t>(bytes);
   }
   End& other = end(own.peer);
@@ -156,9 +244,9 @@ std::int64_t Tcp::send(Id id, const void* data, std::size_t bytes) {
   for (std::size_t i = 0; i < taken; ++i) {
     other.buffer[(other.sent + i) % kBufferBytes] = static_cast<const char*>(data)[i];
   }
-  if (taken > 1 && one_in(4)) add_piece(other, other.sent + 1 + random_below(taken - 1));
+  if (taken > 1 && one_in(4)) add_piece(own, other, other.sent + 1 + random_below(taken - 1));
   other.sent += taken;
-  add_piece(other, other.sent);
+  add_piece(own, other, other.sent);
   return static_cast<std::int64_t>(taken);
 }
 
@@ -168,7 +256,7 @@ std::int64_t Tcp::receive(Id id, void* data, std::size_t bytes, bool peek) {
   if (own.state != State::kConnected && own.state != State::kConnecting) return -ENOTCONN;
   std::size_t given = std::min(bytes, static_cast<std::size_t>(arrived(own) - own.read));
   if (given == 0) {
-    if (own.is_reset()) return own.reset_reported ? 0 : (own.reset_reported = true, -ECONNRESET);
+    if (own.is_reset()) return own.reset_reported ? 0 : report(own);
     return own.has_ended() ? 0 : -EAGAIN;
   }
   if (one_in(8)) given = 1 + random_below(given);
@@ -190,7 +278,7 @@ int Tcp::shut_down(Id id, int how) {
   if (how == SHUT_RD) return 0;
   if (!own.write_closed && own.peer != kNone) {
     End& other = end(own.peer);
-    other.ends = other.last_arrival = std::max(other.last_arrival, now() + latency());
+    other.ends = other.last_arrival = arrival(other, now());
   }
   own.write_closed = true;
   return 0;
@@ -205,10 +293,11 @@ void Tcp::close(Id id) {
   if (own.peer != kNone) {
     End& other = end(own.peer);
     if (own.resets_on_close || own.sent != own.read) {
-      other.resets = std::max({now() + latency(), other.settles, other.last_arrival});
+      other.resets = std::min(other.resets, std::max(arrival(other, now()), other.settles));
     } else {
       shut_down(id, SHUT_RDWR);
     }
+    if (own.last_arrival == kNever) other.unheard = own.sent - arrived(own);
     other.peer = kNone;
   }
   own.state = State::kFree;
@@ -227,16 +316,13 @@ int Tcp::take_error(Id id) {
     own.state = State::kNew;
     return ECONNREFUSED;
   }
-  if (own.is_reset() && !own.reset_reported) {
-    own.reset_reported = true;
-    return ECONNRESET;
-  }
+  if (own.is_reset() && !own.reset_reported) return -report(own);
   return 0;
 }
 
 int Tcp::unacknowledged(Id id) const {
   const Id peer = end(id).peer;
-  return peer == kNone ? 0 : static_cast<int>(end(peer).sent - arrived(end(peer)));
+  return static_cast<int>(peer == kNone ? end(id).unheard : end(peer).sent - arrived(end(peer)));
 }
 
 bool Tcp::is_established(Id id) const {
@@ -268,10 +354,16 @@ short Tcp::events(Id id) const {
   }
   if (own.is_reset()) return kFailed;
   int found = 0;
-  if (arrived(own) > own.read) found |= POLLIN;
+  if (arrived(own) >= own.read + own.low_water) found |= POLLIN;
   if (own.has_ended()) found |= POLLIN | POLLRDHUP | (own.write_closed ? POLLHUP : 0);
   if (own.peer == kNone || !end(own.peer).is_full()) found |= POLLOUT;
   return static_cast<short>(found);
+}
+
+int Tcp::report(End& end) {
+  end.reset_reported = true;
+  if (end.resets == end.planned_reset && end.resets <= end.times_out) count_fault(Fault::kReset);
+  return -end.error();
 }
 
 Time Tcp::next_arrival(const End& end) {
@@ -284,7 +376,8 @@ Time Tcp::next_arrival(const End& end) {
 Time Tcp::next_change(Id id) const {
   const End& own = end(id);
   const auto future = [](Time time) { return time > now() ? time : kNever; };
-  Time next = std::min({next_arrival(own), future(own.ends), future(own.resets), future(own.settles)});
+  Time next =
+      std::min({next_arrival(own), future(own.ends), future(own.resets), future(own.times_out), future(own.settles)});
   for (std::size_t i = 0; i < own.backlog_count; ++i) {
     next = std::min(next, future(acceptable(own, end(own.backlog[i]))));
   }
