@@ -23,7 +23,7 @@ constexpr const char* kReportedByPeer = " reported: ";
 constexpr const char* kFailedAtRank = " has failed at rank ";
 constexpr const char* kClosedByPeer = "the peer closed the connection";
 constexpr const char* kEndedByRank = " has ended its connection: ";
-constexpr const char* kDoesNotListen = "Connection refused, repeated until the deadline";
+constexpr const char* kDoesNotListen = ", repeated until the deadline (VERBATIM_CONNECT_TIMEOUT_S)";
 constexpr const char* kRanksMissing = " ranks have not ";  // connected, or made a collective call
 
 const Lines& lines_of(Fault fault) {
@@ -43,6 +43,10 @@ const Lines& lines_of(Fault fault) {
       {{"the side channel with the peer ", "no message from the peer ", "stalled for "},
        {"Connection timed out", "Connection reset by peer", "has sent nothing for ", kClosedByPeer, kDoesNotListen,
         kEndedByRank, kRanksMissing, kReportedByPeer, kFailedAtRank}},
+      {{"the side channel with the peer ", kReportedByPeer, kFailedAtRank, " is down"},
+       {kClosedByPeer, "Connection reset by peer", "Connection refused", kDoesNotListen,
+        " ended or closed the connection first", " buffer that it announced, or has ended", kEndedByRank,
+        kRanksMissing}},
   }};
   return all[static_cast<std::size_t>(fault)];
 }
@@ -125,39 +129,67 @@ TcpFaults::Outage draw_tcp_outage(Draw& draw, const Faults& faults, bool refuses
   const Time begin = draw.one_in(3) ? 0 : draw_time(draw, 10 * kMicrosecond, 300 * kMillisecond);
   const bool ends = refuses || !draw.one_in(4);
   return {.process = draw.below(faults.clauses.size()),
-          .interface = draw.below(faults.tcp.interfaces),
+          .interface = draw.below(kInterfaces),
           .begin = begin,
           .end = ends ? begin + draw_time(draw, kMillisecond, kLongest) : kNever,
           .refuses = refuses};
 }
 
-bool is_cut_for(const TcpFaults& faults, Time length) {
-  return std::any_of(faults.outages.begin(), faults.outages.end(), [length](const TcpFaults::Outage& outage) {
-    return !outage.refuses && (outage.end == kNever || outage.end - outage.begin >= length);
-  });
+void draw_breaks(Draw& draw, std::size_t count, bool resets, Faults& faults) {
+  for (std::size_t i = 0; i < count; ++i) faults.tcp.add(draw_break(draw, resets));
+  faults.may_end_setup = faults.may_end_puts = true;
+  faults.keepalive_s = 4 + static_cast<unsigned>(draw.below(40));
 }
 
-void draw_tcp_faults(Draw& draw, Faults& faults) {
-  const auto has = [&](Fault fault) { return faults.kinds.contains(fault); };
-  if (!has(Fault::kReset) && !has(Fault::kUnanswered) && !has(Fault::kRefused) && !has(Fault::kCut)) return;
-  faults.tcp.interfaces = 1 + draw.below(kInterfaces);
-  for (std::size_t left = 1 + draw.below(3); has(Fault::kReset) && left > 0; --left) {
-    faults.tcp.add(draw_break(draw, true));
-  }
-  if (has(Fault::kUnanswered)) faults.tcp.add(draw_break(draw, false));
-  if (has(Fault::kRefused)) faults.tcp.add(draw_tcp_outage(draw, faults, true));
-  if (has(Fault::kCut)) faults.tcp.add(draw_tcp_outage(draw, faults, false));
-  const bool loses_connections = has(Fault::kReset) || has(Fault::kUnanswered) || is_cut_for(faults.tcp, kNever);
-  if (loses_connections) {
-    faults.may_end_puts = true;
-    faults.keepalive_s = 4 + static_cast<unsigned>(draw.below(40));
-  }
+void draw_cut(Draw& draw, Faults& faults) {
   // A listener waits for so long until the first bytes of a connection come.
   constexpr Time kLongestInSetup = 2 * kSecond;
-  if (!loses_connections && !is_cut_for(faults.tcp, kLongestInSetup)) return;
-  faults.may_end_setup = true;
-  // Without TCP the ends cannot agree about a lane.
-  if (has(Fault::kPort)) faults.may_end_job = true;
+  const TcpFaults::Outage outage = draw_tcp_outage(draw, faults, false);
+  faults.tcp.add(outage);
+  if (outage.end - outage.begin > kLongestInSetup) faults.may_end_setup = true;
+  if (outage.end != kNever) return;
+  faults.may_end_puts = true;
+  faults.keepalive_s = 4 + static_cast<unsigned>(draw.below(40));
+}
+
+// Mostly one process, at any of the steps of a usual run.
+void draw_deaths(Draw& draw, Faults& faults) {
+  constexpr std::uint64_t kFirstStep = 64;
+  constexpr std::uint64_t kLastStep = 200'000;
+  for (std::size_t left = draw.one_in(4) ? 2 : 1; left > 0; --left) {
+    faults.dies_at.at(draw.below(faults.clauses.size())) = draw_time(draw, kFirstStep, kLastStep);
+  }
+}
+
+void draw_fault(Draw& draw, Fault fault, const JobPorts& job, Faults& faults) {
+  constexpr bool kResets = true;
+  constexpr bool kRefuses = true;
+  switch (fault) {
+    case Fault::kLoss:
+      for (std::string& clauses : faults.clauses) add(clauses, draw_loss(draw));
+      break;
+    case Fault::kLate:
+      for (std::string& clauses : faults.clauses) add(clauses, draw_lateness(draw));
+      break;
+    case Fault::kPort:
+      draw_outages(draw, job, faults);
+      break;
+    case Fault::kReset:
+      draw_breaks(draw, 1 + draw.below(3), kResets, faults);
+      break;
+    case Fault::kUnanswered:
+      draw_breaks(draw, 1, !kResets, faults);
+      break;
+    case Fault::kRefused:
+      faults.tcp.add(draw_tcp_outage(draw, faults, kRefuses));
+      break;
+    case Fault::kCut:
+      draw_cut(draw, faults);
+      break;
+    case Fault::kDeath:
+      draw_deaths(draw, faults);
+      break;
+  }
 }
 
 FaultSet draw_set(Draw& draw) {
@@ -200,19 +232,20 @@ std::optional<FaultSet> parse_faults(std::string_view list) {
 }
 
 Faults draw_faults(std::uint64_t seed, const JobPorts& job, const std::optional<FaultSet>& list) {
-  Draw draw(seed ^ 0x5eed'fa17);  // the job is the same without faults
-  const FaultSet drawn = draw_set(draw);
+  Draw chooser(seed ^ 0x5eed'fa17);  // the job is the same without faults
   Faults faults;
-  faults.kinds = list.value_or(drawn);
+  faults.kinds = list.value_or(draw_set(chooser));
   faults.clauses.resize(job.ports.size());
   if (faults.kinds.empty()) return faults;
-  faults.timeout = 12 + static_cast<unsigned>(draw.below(6));
-  for (std::string& clauses : faults.clauses) {
-    if (faults.kinds.contains(Fault::kLoss)) add(clauses, draw_loss(draw));
-    if (faults.kinds.contains(Fault::kLate)) add(clauses, draw_lateness(draw));
+  faults.timeout = 12 + static_cast<unsigned>(seed % 6);
+  for (const Fault fault : faults.kinds) {
+    Draw draw(seed ^ (static_cast<std::uint64_t>(fault) + 1) << 32);  // a fault is the same without others
+    draw_fault(draw, fault, job, faults);
   }
-  if (faults.kinds.contains(Fault::kPort)) draw_outages(draw, job, faults);
-  draw_tcp_faults(draw, faults);
+  const bool has_tcp_faults = faults.tcp.break_count + faults.tcp.outage_count != 0;
+  if (has_tcp_faults) faults.tcp.interfaces = 1 + chooser.below(kInterfaces);
+  // Without TCP the ends cannot agree about a lane.
+  if (faults.may_end_setup && faults.kinds.contains(Fault::kPort)) faults.may_end_job = true;
   return faults;
 }
 
@@ -221,8 +254,19 @@ bool Faults::allow(std::string_view line) const {
                                       [line](Fault fault) { return has_any(line, lines_of(fault).allowed); });
 }
 
+bool Faults::has_lost_any() const {
+  for (std::size_t process = 0; process < dies_at.size(); ++process) {
+    if (has_lost(process)) return true;
+  }
+  return false;
+}
+
 bool Faults::explain(std::string_view line) const {
-  const bool may_end = may_end_job || may_end_setup || may_end_puts;
+  for (std::size_t process = 0; process < dies_at.size(); ++process) {
+    if (!has_lost(process)) continue;
+    if (line.find("(pid " + std::to_string(id_of_process(process))) != std::string_view::npos) return true;
+  }
+  const bool may_end = may_end_job || may_end_setup || may_end_puts || has_lost_any();
   return may_end &&
          std::any_of(kinds.begin(), kinds.end(), [line](Fault fault) { return has_any(line, lines_of(fault).causes); });
 }

@@ -23,8 +23,9 @@ enum class Fault : std::size_t {
   kUnanswered,  // nothing arrives any more over a TCP connection
   kRefused,     // TCP connections to a process are refused for some time
   kCut,         // nothing arrives over TCP at an interface of a process for some time, or for ever
+  kDeath,       // a process ends as if it were killed
 };
-constexpr std::array kFaultNames = {"loss", "late", "port", "reset", "unanswered", "refused", "cut"};
+constexpr std::array kFaultNames = {"loss", "late", "port", "reset", "unanswered", "refused", "cut", "death"};
 using FaultSet = std::set<Fault>;
 
 // "none", or names separated by commas. Empty: one is not known.
@@ -37,11 +38,15 @@ struct Faults {
   unsigned reconnect_s = 0;          // VERBATIM_RECONNECT_S; 0: the default
   unsigned keepalive_s = 0;          // VERBATIM_KEEPALIVE_S; 0: the default
   TcpFaults tcp;
+  std::array<std::uint64_t, kMostProcessesThatDie> dies_at{};  // as Plan has it
   // What may fail, with a cause in the log: all, or what is not connected yet, or the RMA communicator.
   bool may_end_job = false;
   bool may_end_setup = false;
   bool may_end_puts = false;
 
+  // Whether it has died in this run.
+  bool has_lost(std::size_t process) const { return kinds.contains(Fault::kDeath) && death_of(process) != kNever; }
+  bool has_lost_any() const;
   // Of a warning of the plugin.
   bool allow(std::string_view line) const;
   bool explain(std::string_view line) const;  // as the cause of a call that fails

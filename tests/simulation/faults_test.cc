@@ -1,6 +1,8 @@
 // The faults of a run really happen, and what they do not explain is found.
 #include "simulation/faults.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -31,8 +33,7 @@ Job draw_messages(std::uint64_t& seed, const FaultSet& faults) {
 }
 
 CapturedRun run_with(const Job& job, std::uint64_t seed) {
-  return captured_run({.seed = seed, .limit = kJobLimit}, job.processes,
-                      [&](std::size_t process) { return run_job(job, process); });
+  return captured_run(plan_of(job, seed), job.processes, [&](std::size_t process) { return run_job(job, process); });
 }
 
 // The port of the process goes down while the first messages are under way, and does not return.
@@ -124,6 +125,37 @@ TEST(Faults, ConnectionThatIsReset_EndsItsSetUpOnly) {
   }
   EXPECT_NE(failed, 0U);
   EXPECT_NE(resets, 0U);
+}
+
+// At any step: the other end has the peer in its log, or has everything.
+TEST(Faults, ProcessThatDies_TheOtherFailsWithItsName) {
+  std::uint64_t failed = 0;
+  for (std::uint64_t step = 64; step < 20'000; step += step / 4) {
+    for (std::size_t process = 0; process < 2; ++process) {
+      std::uint64_t seed = 1;
+      Job job = draw_messages(seed, {Fault::kDeath});
+      job.faults.dies_at = {};
+      job.faults.dies_at.at(process) = step;
+      const CapturedRun captured = run_with(job, seed);
+      EXPECT_TRUE(captured.result.passed) << captured.text;
+      failed += fault_counts().failed_processes;
+    }
+  }
+  EXPECT_NE(failed, 0U);
+}
+
+TEST(Faults, LineOfAPeer_IsExplainedOnlyByItsOwnDeath) {
+  std::uint64_t seed = 1;
+  Job job = draw_messages(seed, {Fault::kDeath});
+  job.faults.dies_at = {0, 1000};
+  const CapturedRun captured = captured_run(plan_of(job, seed), 2, [&](std::size_t process) {
+    const bool before = job.faults.explain("the peer simulated (pid 10001) is lost");
+    job.handles[process].is_there = true;
+    while (process == 1 || !job.handles[1].is_there || !job.faults.has_lost(1)) ::sched_yield();
+    return !before && job.faults.explain("the peer simulated (pid 10001) is lost") &&
+           !job.faults.explain("the peer simulated (pid 10000) is lost");
+  });
+  EXPECT_TRUE(captured.result.passed) << captured.text;
 }
 
 TEST(Faults, CallFailsWhereItMayNot_IsFound) {

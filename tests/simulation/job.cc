@@ -270,6 +270,15 @@ Job draw_job(std::uint64_t seed, const std::string& plugin, const std::optional<
   return job;
 }
 
+Plan plan_of(const Job& job, std::uint64_t seed) {
+  Plan plan;
+  plan.seed = seed;
+  plan.trace = job.prints_log;
+  plan.limit = job.faults.kinds == FaultSet{Fault::kDeath} ? kLimitAfterDeath : kJobLimit;
+  plan.dies_at = job.faults.dies_at;
+  return plan;
+}
+
 bool run_job(const Job& job, std::size_t process) {
   if (::chdir(job.directory.c_str()) != 0) std::abort();
   add_faults_of_softverbs(job.faults.clauses[process]);

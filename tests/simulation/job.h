@@ -15,8 +15,10 @@
 
 namespace simulation {
 
-// Of a run, in virtual time.
+// Of a run, in virtual time. When nothing but a process fails, the others end sooner: VERBATIM_CONNECT_TIMEOUT_S is a
+// minute, and all else takes seconds.
 constexpr Time kJobLimit = 300 * kSecond;
+constexpr Time kLimitAfterDeath = 80 * kSecond;
 
 struct Job {
   std::string plugin;
@@ -34,6 +36,8 @@ struct Job {
 // Drawn from the seed, before the run. Sets the variables of the plugin and of softverbs, too. `faults`: those of the
 // run; without a value the seed chooses.
 Job draw_job(std::uint64_t seed, const std::string& plugin, const std::optional<FaultSet>& faults);
+
+Plan plan_of(const Job& job, std::uint64_t seed);
 
 // On the first thread of a process. False, and lines on stderr: something was not as it must be.
 bool run_job(const Job& job, std::size_t process);

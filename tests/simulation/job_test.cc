@@ -55,7 +55,7 @@ Mutated draw_mutated(const char* library, const char* mode, Condition condition,
 CapturedRun run_mutated(const char* library, const char* mode, Condition condition, std::size_t processes,
                         std::uint64_t seed = 1) {
   const Mutated mutated = draw_mutated(library, mode, condition, processes, seed);
-  return captured_run({.seed = mutated.seed, .limit = kJobLimit}, processes,
+  return captured_run(plan_of(mutated.job, mutated.seed), processes,
                       [&](std::size_t process) { return run_job(mutated.job, process); });
 }
 

@@ -68,8 +68,8 @@ struct SeedRun {
 SeedRun run_seed(const Options& options, unsigned long long seed, unsigned long long addresses) {
   simulation::Job job = simulation::draw_job(seed, options.plugin, options.faults);
   job.prints_log = options.trace;
-  const simulation::Plan plan{
-      .seed = seed, .addresses = addresses, .trace = options.trace, .limit = simulation::kJobLimit};
+  simulation::Plan plan = simulation::plan_of(job, seed);
+  plan.addresses = addresses;
   const simulation::Result result =
       simulation::run(plan, job.processes, [&](std::size_t process) { return simulation::run_job(job, process); });
   return {result, job.faults.kinds, simulation::fault_counts()};

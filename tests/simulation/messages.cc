@@ -51,7 +51,7 @@ void Connection::receive() {
       end.call("table listen", [&] { return net_.listen(context_, device_, handle_.bytes.data(), &listen_comm); });
   handle_.is_there = true;
   note_progress();
-  while (ok && end.comm == nullptr && !handle_.is_given_up) {
+  while (ok && end.comm == nullptr && !handle_.is_given_up && !has_lost_process()) {
     ok = end.call("table accept", [&] { return net_.accept(listen_comm, &end.comm); });
     if (end.comm == nullptr) ::sched_yield();
   }
@@ -61,9 +61,9 @@ void Connection::receive() {
 
 void Connection::send() {
   End end{.sends = true, .call = sender_};
-  while (!handle_.is_there) ::sched_yield();
+  while (!handle_.is_there && !has_lost_process()) ::sched_yield();
   auto handle = handle_.bytes;  // connect may write into it
-  bool ok = true;
+  bool ok = handle_.is_there;
   while (ok && end.comm == nullptr) {
     ok = end.call("table connect", [&] { return net_.connect(context_, device_, handle.data(), &end.comm); });
     if (end.comm == nullptr) ::sched_yield();

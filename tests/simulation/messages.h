@@ -80,7 +80,10 @@ class Connection {
   };
   using Slot = End::Slot;
 
-  bool may_fail() const { return faults_.may_end_job || (faults_.may_end_setup && handle_.connected_ends < 2); }
+  bool may_fail() const {
+    return faults_.may_end_job || (faults_.may_end_setup && handle_.connected_ends < 2) || has_lost_process();
+  }
+  bool has_lost_process() const { return faults_.has_lost(plan_.receiver) || faults_.has_lost(plan_.sender); }
   void exchange(End& end);
   void close(End& end);
   bool add_buffers(End& end);

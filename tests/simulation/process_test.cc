@@ -198,5 +198,38 @@ TEST(Processes, OneLoopsWithoutACall_FailsWithItsThread) {
   EXPECT_NE(captured.text.find("process 1, thread 1 runs in its begin"), std::string::npos) << captured.text;
 }
 
+TEST(Processes, PlannedDeath_EndsAProcessAtItsStepAndItsSocketsWithIt) {
+  for (std::uint64_t step = 1; step < 200; step += 20) {
+    Plan plan;
+    plan.dies_at[1] = step;
+    const CapturedRun captured = captured_run(plan, 2, [](std::size_t process) {
+      if (process == 1) {
+        const int own = ::socket(AF_INET, kStream, 0);
+        ::bind(own, address(), sizeof kAddress);
+        ::listen(own, 1);
+        while (true) std::this_thread::sleep_for(1ms);
+      }
+      while (death_of(1) == kNever) ::sched_yield();
+      const int own = ::socket(AF_INET, kStream, 0);
+      ::connect(own, address(), sizeof kAddress);
+      wait_for(own, POLLOUT);
+      int error = 0;
+      socklen_t bytes = sizeof error;
+      ::getsockopt(own, SOL_SOCKET, SO_ERROR, &error, &bytes);
+      ::close(own);
+      return error == ECONNREFUSED;
+    });
+    EXPECT_TRUE(captured.result.passed) << captured.text;
+  }
+}
+
+TEST(Processes, EndLikeADeathThatWasNotPlanned_Fails) {
+  const CapturedRun captured = captured_run({}, 2, [](std::size_t process) {
+    if (process == 1) ::_exit(kExitOfDeath);
+    return true;
+  });
+  EXPECT_FALSE(captured.result.passed);
+}
+
 }  // namespace
 }  // namespace simulation

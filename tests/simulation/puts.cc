@@ -130,9 +130,10 @@ Rank::Rank(netapi::RmaPlugin& net, const PutPlan& plan, std::size_t rank, const 
     : net_(net),
       plan_(plan),
       rank_(rank),
+      faults_(faults),
       patience_(faults.kinds.empty() ? kPatience : kLongPatience),
       handles_(handles),
-      call_("rank " + std::to_string(rank), [&faults] { return faults.may_end_job || faults.may_end_puts; }),
+      call_("rank " + std::to_string(rank), [this] { return may_fail(); }),
       signals_((plan.words[rank] * sizeof(std::uint64_t) / kPageBytes + 1) * kPageBytes) {
   for (std::size_t i = 0; i < plan.windows.size(); ++i) {
     const fault::DmaBuf& pages = windows_.emplace_back(plan.windows[i].bytes[rank]).pages;
@@ -146,6 +147,13 @@ Rank::Rank(netapi::RmaPlugin& net, const PutPlan& plan, std::size_t rank, const 
     if (operation.peer != rank || operation.kind == Kind::kGet || operation.kind == Kind::kFlush) continue;
     set.arrivals.push_back({.operation = &operation, .data = !is_put(operation), .signal = !has_signal(operation)});
   }
+}
+
+bool Rank::may_fail() const {
+  if (faults_.may_end_job || faults_.may_end_puts || faults_.has_lost_any()) return true;
+  const bool has_ended =
+      std::any_of(handles_, handles_ + plan_.ranks, [](const Handle& each) { return each.is_given_up.load(); });
+  return faults_.may_end_setup && (coll_ == nullptr || has_ended);
 }
 
 void Rank::run() {
@@ -179,7 +187,7 @@ bool Rank::connect(void* instance) {
   std::vector<void*> handles;
   bool all_are_there = true;
   for (std::size_t i = 0; i < plan_.ranks; ++i) {
-    while (!handles_[i].is_there && !handles_[i].is_given_up) ::sched_yield();
+    while (!handles_[i].is_there && !handles_[i].is_given_up && !faults_.has_lost(i)) ::sched_yield();
     all_are_there = all_are_there && handles_[i].is_there;
     handles.push_back(handles_[i].bytes.data());
   }

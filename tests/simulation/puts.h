@@ -99,6 +99,7 @@ class Rank {
     Time moved = 0;  // when something has happened
   };
 
+  bool may_fail() const;
   bool connect(void* instance);
   bool create_sets();
   bool add_memory(Memory& memory, bool in_gpu_memory, std::uint64_t flags);
@@ -123,6 +124,7 @@ class Rank {
   netapi::RmaPlugin& net_;
   const PutPlan& plan_;
   const std::size_t rank_;
+  const Faults& faults_;
   const Time patience_;
   Handle* const handles_;
   Calls call_;

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "simulation/descriptors.h"
+#include "simulation/faults.h"
 #include "support/crash.h"
 
 namespace simulation {
@@ -142,7 +143,9 @@ bool wait_for_processes(const Plan& plan, std::vector<pid_t> pids) {
     pids[process] = 0;
     --left;
     if (!passed) continue;
-    passed = report_end(plan, status);
+    const bool has_died = death_of(process) != kNever && WIFEXITED(status) && WEXITSTATUS(status) == kExitOfDeath;
+    if (has_died) count_fault(Fault::kDeath);
+    passed = has_died || report_end(plan, status);
     if (passed && left > 0) {
       tcp().close_all_of(process);
       descriptors_changed();

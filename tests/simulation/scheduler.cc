@@ -56,7 +56,9 @@ struct Run {
   std::uint64_t switches_one_in = 1;  // of the steps; each seed has its own
   std::uint64_t activity = 0;         // counts what a thread that polls may have to look at
   Time pause = kFirstPause;
-  std::size_t running = 0;  // the thread that has the turn
+  std::array<std::uint64_t, kMostProcessesThatDie> steps{};  // of each process
+  std::array<Time, kMostProcessesThatDie> deaths{};          // 0: it has not died
+  std::size_t running = 0;                                   // the thread that has the turn
   std::size_t thread_count = 0;
   std::array<Thread, kMaxThreads> threads;
 };
@@ -190,7 +192,18 @@ void set_call(const char* call) {
   std::snprintf(self->call, sizeof self->call, "%s", call);
 }
 
+// The kernel closes what the process has, and the program gives its turn to another one.
+void die_if_planned() {
+  if (g_process >= kMostProcessesThatDie || ++g_run->steps[g_process] != g_run->plan.dies_at[g_process]) return;
+  record("death", static_cast<std::int64_t>(g_run->steps[g_process]));
+  g_run->deaths[g_process] = g_run->now;
+  ++g_run->activity;
+  g_run->pause = kFirstPause;
+  _exit(kExitOfDeath);
+}
+
 void pass_time(const char* call) {
+  die_if_planned();
   set_call(call);
   g_run->now += kCallTime + next_random() % kCallTime;
   if (!self->polls) ++g_run->activity;
@@ -243,6 +256,11 @@ void enter_process(std::size_t process) {
 
 std::size_t own_process() {
   return g_process;
+}
+
+Time death_of(std::size_t process) {
+  const Time death = process < kMostProcessesThatDie ? g_run->deaths[process] : 0;
+  return death == 0 ? kNever : death;
 }
 
 std::size_t threads_left() {

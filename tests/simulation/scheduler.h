@@ -11,6 +11,7 @@
 
 #include <pthread.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 
@@ -22,11 +23,15 @@ constexpr Time kMicrosecond = 1'000;
 constexpr Time kMillisecond = 1'000'000;
 constexpr Time kSecond = 1'000'000'000;
 
+constexpr std::size_t kMostProcessesThatDie = 8;
+
 struct Plan {
   std::uint64_t seed = 1;
   std::uint64_t addresses = 0;  // with another number, what the processes allocate lies elsewhere
   bool trace = false;           // one line on stderr for each event
   Time limit = 3600 * kSecond;  // a run that takes longer has failed
+  // By process: the step, from 1, at which it ends as if it were killed; 0: it does not.
+  std::array<std::uint64_t, kMostProcessesThatDie> dies_at{};
 };
 
 // What the starting process learns of a run.
@@ -51,6 +56,10 @@ bool pass_on_turn_of(std::size_t process);
 // The calling thread, which is the only one of this process, waits for the turn.
 void enter_process(std::size_t process);
 std::size_t own_process();
+// Whether it has ended at the step that was planned, and since when; kNever: it has not.
+Time death_of(std::size_t process);
+constexpr int kExitOfDeath = 3;
+
 // The number of other threads of this process that have not ended.
 std::size_t threads_left();
 

@@ -24,6 +24,7 @@
 
 #include "simulation/descriptors.h"
 #include "simulation/interpose.h"
+#include "simulation/job_parts.h"
 
 using namespace simulation;
 
@@ -219,7 +220,6 @@ int simulated_gethostname(char* name, std::size_t bytes) {
 namespace {
 
 const auto next_getpid = verbatim::test::next_function<pid_t (*)()>("getpid");
-constexpr pid_t kFirstPid = 10'000;
 
 bool is_in_plugin(void* address) {
   dl_find_object found{};
@@ -231,7 +231,7 @@ bool is_in_plugin(void* address) {
 
 extern "C" __attribute__((visibility("default"))) pid_t getpid() noexcept {
   if (!is_simulated() || !is_in_plugin(__builtin_return_address(0))) return next_getpid();
-  return kFirstPid + static_cast<pid_t>(own_process());
+  return id_of_process(own_process());
 }
 
 SIMULATE(int, getifaddrs, (ifaddrs * *list), (list))
