@@ -5,8 +5,11 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cerrno>
 #include <cstdlib>
+#include <iterator>
 #include <new>
+#include <utility>
 
 #include "simulation/job_parts.h"
 
@@ -24,6 +27,7 @@ constexpr const char* kFailedAtRank = " has failed at rank ";
 constexpr const char* kClosedByPeer = "the peer closed the connection";
 constexpr const char* kEndedByRank = " has ended its connection: ";
 constexpr const char* kDoesNotListen = ", repeated until the deadline (VERBATIM_CONNECT_TIMEOUT_S)";
+constexpr const char* kClosedByApplication = " its application closed it with outstanding operations";
 constexpr const char* kRanksMissing = " ranks have not ";  // connected, or made a collective call
 
 const Lines& lines_of(Fault fault) {
@@ -32,21 +36,26 @@ const Lines& lines_of(Fault fault) {
       {{}, {}},
       {{": the link is down (port error); ", ": the link is up again after ", ": its lanes to ", "lane "},
        {"the link of softverbs", ": its link is down", "transport retry counter exceeded", " has come back within ",
-        kReportedByPeer, kFailedAtRank}},
+        kReportedByPeer, kClosedByApplication, kFailedAtRank}},
       {{"the side channel with the peer "},
        {"Connection reset by peer", kClosedByPeer, kDoesNotListen, kEndedByRank, kRanksMissing, kReportedByPeer,
-        kFailedAtRank}},
+        kClosedByApplication, kFailedAtRank}},
       {{"the side channel with the peer ", "no message from the peer ", "stalled for "},
        {"Connection timed out", "has sent nothing for ", kClosedByPeer, kDoesNotListen, kEndedByRank, kRanksMissing,
-        kReportedByPeer, kFailedAtRank}},
+        kReportedByPeer, kClosedByApplication, kFailedAtRank}},
       {{}, {}},
       {{"the side channel with the peer ", "no message from the peer ", "stalled for "},
        {"Connection timed out", "Connection reset by peer", "has sent nothing for ", kClosedByPeer, kDoesNotListen,
-        kEndedByRank, kRanksMissing, kReportedByPeer, kFailedAtRank}},
-      {{"the side channel with the peer ", kReportedByPeer, kFailedAtRank, " is down"},
+        kEndedByRank, kRanksMissing, kReportedByPeer, kClosedByApplication, kFailedAtRank}},
+      {{"the side channel with the peer ", kReportedByPeer, kClosedByApplication, kFailedAtRank, " is down"},
        {kClosedByPeer, "Connection reset by peer", "Connection refused", kDoesNotListen,
         " ended or closed the connection first", " buffer that it announced, or has ended", kEndedByRank,
         kRanksMissing}},
+      {{"the side channel with the peer "},
+       {" closed a connection that has outstanding operations", " still puts to it",
+        " buffer that it announced, or has ended", kReportedByPeer, kClosedByApplication, kFailedAtRank, kClosedByPeer,
+        "Connection reset by peer", kDoesNotListen, kEndedByRank, kRanksMissing}},
+      {{}, {}},
   }};
   return all[static_cast<std::size_t>(fault)];
 }
@@ -161,6 +170,31 @@ void draw_deaths(Draw& draw, Faults& faults) {
   }
 }
 
+void draw_verb(Draw& draw, Faults& faults) {
+  // Without those that find the devices: they only make a device that does not exist.
+  constexpr std::pair<const char*, int> kVerbs[] = {
+      {"ibv_create_cq", ENOMEM},     {"ibv_create_qp", ENOMEM}, {"ibv_modify_qp", EINVAL},
+      {"ibv_modify_qp", ETIMEDOUT},  {"ibv_reg_mr", ENOMEM},    {"ibv_reg_mr_iova2", ENOMEM},
+      {"ibv_reg_dmabuf_mr", ENOMEM}, {"ibv_query_qp", EIO},     {"ibv_post_send", ENOMEM},
+      {"ibv_post_recv", ENOMEM},     {"ibv_poll_cq", EIO},
+  };
+  constexpr std::uint64_t kLastCall = 64;
+  const auto& [name, error] = kVerbs[draw.below(std::size(kVerbs))];
+  faults.verb = {.name = name,
+                 .process = draw.below(faults.clauses.size()),
+                 .nth = static_cast<long>(draw_time(draw, 1, kLastCall)),
+                 .error = error};
+  faults.may_end_job = true;
+}
+
+std::string draw_hang(Draw& draw) {
+  constexpr const char* kVerbs[] = {"create_cq",  "create_qp",    "modify_qp",     "query_qp", "destroy_qp",
+                                    "query_port", "reg_mr_iova2", "reg_dmabuf_mr", "dereg_mr"};
+  return std::string("slow verb=") + kVerbs[draw.below(std::size(kVerbs))] +
+         " by=" + in_us(draw_time(draw, kMillisecond, 10 * kSecond)) +
+         " nth=" + std::to_string(draw_time(draw, 1, 64)) + " count=1";
+}
+
 void draw_fault(Draw& draw, Fault fault, const JobPorts& job, Faults& faults) {
   constexpr bool kResets = true;
   constexpr bool kRefuses = true;
@@ -188,6 +222,12 @@ void draw_fault(Draw& draw, Fault fault, const JobPorts& job, Faults& faults) {
       break;
     case Fault::kDeath:
       draw_deaths(draw, faults);
+      break;
+    case Fault::kVerb:
+      draw_verb(draw, faults);
+      break;
+    case Fault::kHang:
+      add(faults.clauses.at(draw.below(faults.clauses.size())), draw_hang(draw));
       break;
   }
 }
@@ -266,6 +306,7 @@ bool Faults::explain(std::string_view line) const {
     if (!has_lost(process)) continue;
     if (line.find("(pid " + std::to_string(id_of_process(process))) != std::string_view::npos) return true;
   }
+  if (verb.name != nullptr && line.find(verb.name) != std::string_view::npos) return true;
   const bool may_end = may_end_job || may_end_setup || may_end_puts || has_lost_any();
   return may_end &&
          std::any_of(kinds.begin(), kinds.end(), [line](Fault fault) { return has_any(line, lines_of(fault).causes); });

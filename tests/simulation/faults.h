@@ -24,8 +24,11 @@ enum class Fault : std::size_t {
   kRefused,     // TCP connections to a process are refused for some time
   kCut,         // nothing arrives over TCP at an interface of a process for some time, or for ever
   kDeath,       // a process ends as if it were killed
+  kVerb,        // a call of a verb is refused, also that of a registration
+  kHang,        // a call of a verb takes seconds
 };
-constexpr std::array kFaultNames = {"loss", "late", "port", "reset", "unanswered", "refused", "cut", "death"};
+constexpr std::array kFaultNames = {"loss",    "late", "port",  "reset", "unanswered",
+                                    "refused", "cut",  "death", "verb",  "hang"};
 using FaultSet = std::set<Fault>;
 
 // "none", or names separated by commas. Empty: one is not known.
@@ -39,6 +42,14 @@ struct Faults {
   unsigned keepalive_s = 0;          // VERBATIM_KEEPALIVE_S; 0: the default
   TcpFaults tcp;
   std::array<std::uint64_t, kMostProcessesThatDie> dies_at{};  // as Plan has it
+  // The nth call of this verb in this process returns an error.
+  struct RefusedVerb {
+    const char* name = nullptr;
+    std::size_t process = 0;
+    long nth = 0;
+    int error = 0;
+  };
+  RefusedVerb verb;
   // What may fail, with a cause in the log: all, or what is not connected yet, or the RMA communicator.
   bool may_end_job = false;
   bool may_end_setup = false;
@@ -60,9 +71,9 @@ struct JobPorts {
 // `list`: what goes wrong; without a value the seed chooses.
 Faults draw_faults(std::uint64_t seed, const JobPorts& job, const std::optional<FaultSet>& list);
 
-// softverbs does not say how many packets were lost or late.
+// softverbs does not say how many packets were lost or late, and which call took longer.
 constexpr bool is_counted(Fault fault) {
-  return fault > Fault::kLate;
+  return fault > Fault::kLate && fault != Fault::kHang;
 }
 
 // What has happened in this run, in memory that the processes share.

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cerrno>
 #include <cstdint>
 #include <cstdlib>
 #include <optional>
@@ -91,6 +92,24 @@ TEST(Faults, LostPackets_AreWaitedFor) {
 
 TEST(Faults, LatePackets_AreWaitedFor) {
   EXPECT_GT(delay_by("delay by=5ms", "16"), 100 * kMillisecond);
+}
+
+TEST(Faults, VerbThatHangs_IsWaitedFor) {
+  EXPECT_GT(delay_by("slow verb=create_qp by=5s nth=1 count=1", "16"), 5 * kSecond);
+}
+
+TEST(Faults, VerbThatIsRefused_EndsWhatNeedsItWithItsName) {
+  std::uint64_t failed = 0;
+  for (long nth = 1; nth <= 3; ++nth) {
+    std::uint64_t seed = 1;
+    Job job = draw_messages(seed, {Fault::kVerb});
+    job.faults.verb = {.name = "ibv_modify_qp", .process = 0, .nth = nth, .error = EINVAL};
+    const CapturedRun captured = run_with(job, seed);
+    EXPECT_TRUE(captured.result.passed) << captured.text;
+    EXPECT_EQ(fault_counts().happened[static_cast<std::size_t>(Fault::kVerb)], 1U);
+    failed += fault_counts().failed_processes;
+  }
+  EXPECT_NE(failed, 0U);
 }
 
 TEST(Faults, PortThatDoesNotReturn_BothEndsFailWithTheCause) {

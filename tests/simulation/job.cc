@@ -70,6 +70,7 @@ class Process {
     const bool ok = (!needs_net || (open(net_, netapi::open_plugin(job_.plugin)) && begin_net(context))) &&
                     (job_.puts.ranks == 0 || open(rma_, netapi::open_rma_plugin(job_.plugin, job_.puts.version)));
     if (ok) exchange(context);
+    if (!ok) give_up();
     if (context != nullptr) call_("table finalize", [&] { return net_->finalize(context); });
     add(call_);
   }
@@ -98,6 +99,16 @@ class Process {
     }
     if (job_.uses_merged) device_ = merged;
     return true;
+  }
+
+  // The others need not wait for this process.
+  void give_up() {
+    for (std::size_t i = 0; i < job_.connections.size(); ++i) {
+      const ConnectionPlan& plan = job_.connections[i];
+      if (plan.receiver == number_ || plan.sender == number_) job_.handles[i].is_given_up = true;
+    }
+    job_.handles[kMaxConnections + number_].is_given_up = true;
+    note_progress();
   }
 
   void exchange(void* context) {
@@ -297,6 +308,10 @@ bool run_job(const Job& job, std::size_t process) {
     if (!job.faults.allow(line.text)) problems.push_back("a warning: " + line.text);
   });
   verbatim::test::verbs_counters().before = step_before_verb;
+  const bool has_refused_verb = job.faults.verb.name != nullptr && job.faults.verb.process == process;
+  if (has_refused_verb) {
+    verbatim::test::verbs_counters().fail.arm(job.faults.verb.name, job.faults.verb.nth, job.faults.verb.error);
+  }
   {
     std::optional<DeviceClock> clock;
     if (job.faults.kinds.contains(Fault::kPort)) clock.emplace();
@@ -308,6 +323,7 @@ bool run_job(const Job& job, std::size_t process) {
     if (running.has_failed() && !is_explained) problems.push_back("calls have failed, and no warning names the cause");
   }
   netapi::set_log_callback({});
+  if (has_refused_verb && verbatim::test::verbs_counters().fail.has_failed()) count_fault(Fault::kVerb);
   if (const std::string alive = verbs_alive(); !alive.empty()) problems.push_back("leak of verbs objects:" + alive);
   for (const std::string& problem : problems) std::fprintf(stderr, "%s\n", problem.c_str());
   return problems.empty();

@@ -92,7 +92,9 @@ class Totals {
   void print() const {
     std::printf("faults:");
     for (std::size_t i = 0; i < runs_.size(); ++i) {
-      std::printf(" %s %llu times in %llu runs,", simulation::kFaultNames[i], happened_[i], runs_[i]);
+      if (runs_[i] == 0) continue;
+      std::printf(" %s in %llu runs", simulation::kFaultNames[i], runs_[i]);
+      std::printf(happened_[i] != 0 ? " (%llu times)," : ",", happened_[i]);
     }
     std::printf(" failed calls in %llu runs\n", runs_with_failed_calls_);
   }

@@ -61,7 +61,7 @@ void Connection::receive() {
 
 void Connection::send() {
   End end{.sends = true, .call = sender_};
-  while (!handle_.is_there && !has_lost_process()) ::sched_yield();
+  while (!handle_.is_there && !handle_.is_given_up && !has_lost_process()) ::sched_yield();
   auto handle = handle_.bytes;  // connect may write into it
   bool ok = handle_.is_there;
   while (ok && end.comm == nullptr) {
