@@ -21,40 +21,52 @@ struct Lines {
   std::vector<const char*> causes;   // parts of those that may name it as the cause of a call that fails
 };
 
-// The cause is at another end.
-constexpr const char* kReportedByPeer = " reported: ";
-constexpr const char* kFailedAtRank = " has failed at rank ";
-constexpr const char* kClosedByPeer = "the peer closed the connection";
-constexpr const char* kEndedByRank = " has ended its connection: ";
-constexpr const char* kDoesNotListen = ", repeated until the deadline (VERBATIM_CONNECT_TIMEOUT_S)";
-constexpr const char* kClosedByApplication = " its application closed it with outstanding operations";
-constexpr const char* kRanksMissing = " ranks have not ";  // connected, or made a collective call
+// When one end has failed, the others say so, or find that it has ended its connections, or that it does not listen.
+const std::vector<const char*>& consequences() {
+  static const std::vector<const char*> all = {" reported: ",
+                                               " reported that ",
+                                               " has failed at rank ",
+                                               " because it failed at ",
+                                               " its application closed it with outstanding operations",
+                                               " closed a connection that has outstanding operations",
+                                               " still puts to it",
+                                               " buffer that it announced, or has ended",
+                                               " ended or closed the connection first",
+                                               "the peer closed the connection",
+                                               " has ended its connection: ",
+                                               " ranks have not ",  // connected, or made a collective call
+                                               "Connection refused",
+                                               "the peer refused the connection: ",
+                                               ", and its host acknowledges nothing",
+                                               ", repeated until the deadline (VERBATIM_CONNECT_TIMEOUT_S)"};
+  return all;
+}
 
 const Lines& lines_of(Fault fault) {
+  static const std::vector<const char*> of_lanes = {
+      ": its lanes to ",
+      " is down, the connection goes on over ",
+      " is down, the connection waits for up to ",
+      " is back after ",
+      "; lane ",  // is used until the one that has failed works again
+      "; no other lane works, so operations wait for one, ",
+      ": the link is down (port error); ",
+      ": the link is up again after ",
+  };
+  // The other end of a connection that is made may have given it up: then its QPs are gone.
+  static const std::vector<const char*> of_tcp = {"the side channel with the peer ", "no message from the peer ",
+                                                  "stalled for ", " is down, the connection goes on over "};
   static const std::array<Lines, kFaultNames.size()> all = {{
       {{}, {}},
       {{}, {}},
-      {{": the link is down (port error); ", ": the link is up again after ", ": its lanes to ", "lane "},
-       {"the link of softverbs", ": its link is down", "transport retry counter exceeded", " has come back within ",
-        kReportedByPeer, kClosedByApplication, kFailedAtRank}},
-      {{"the side channel with the peer "},
-       {"Connection reset by peer", kClosedByPeer, kDoesNotListen, kEndedByRank, kRanksMissing, kReportedByPeer,
-        kClosedByApplication, kFailedAtRank}},
-      {{"the side channel with the peer ", "no message from the peer ", "stalled for "},
-       {"Connection timed out", "has sent nothing for ", kClosedByPeer, kDoesNotListen, kEndedByRank, kRanksMissing,
-        kReportedByPeer, kClosedByApplication, kFailedAtRank}},
+      {of_lanes,
+       {"the link of softverbs", ": its link is down", "transport retry counter exceeded", " has come back within "}},
+      {of_tcp, {"Connection reset by peer"}},
+      {of_tcp, {"Connection timed out", "has sent nothing for "}},
       {{}, {}},
-      {{"the side channel with the peer ", "no message from the peer ", "stalled for "},
-       {"Connection timed out", "Connection reset by peer", "has sent nothing for ", kClosedByPeer, kDoesNotListen,
-        kEndedByRank, kRanksMissing, kReportedByPeer, kClosedByApplication, kFailedAtRank}},
-      {{"the side channel with the peer ", kReportedByPeer, kClosedByApplication, kFailedAtRank, " is down"},
-       {kClosedByPeer, "Connection reset by peer", "Connection refused", kDoesNotListen,
-        " ended or closed the connection first", " buffer that it announced, or has ended", kEndedByRank,
-        kRanksMissing}},
-      {{"the side channel with the peer "},
-       {" closed a connection that has outstanding operations", " still puts to it",
-        " buffer that it announced, or has ended", kReportedByPeer, kClosedByApplication, kFailedAtRank, kClosedByPeer,
-        "Connection reset by peer", kDoesNotListen, kEndedByRank, kRanksMissing}},
+      {of_tcp, {"Connection timed out", "Connection reset by peer", "has sent nothing for "}},
+      {{"the side channel with the peer ", " is down, the connection "}, {"Connection reset by peer"}},
+      {{"the side channel with the peer "}, {}},
       {{}, {}},
   }};
   return all[static_cast<std::size_t>(fault)];
@@ -307,8 +319,8 @@ bool Faults::explain(std::string_view line) const {
     if (line.find("(pid " + std::to_string(id_of_process(process))) != std::string_view::npos) return true;
   }
   if (verb.name != nullptr && line.find(verb.name) != std::string_view::npos) return true;
-  const bool may_end = may_end_job || may_end_setup || may_end_puts || has_lost_any();
-  return may_end &&
+  if (!may_end_job && !may_end_setup && !may_end_puts && !has_lost_any()) return false;
+  return has_any(line, consequences()) ||
          std::any_of(kinds.begin(), kinds.end(), [line](Fault fault) { return has_any(line, lines_of(fault).causes); });
 }
 

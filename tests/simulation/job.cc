@@ -309,12 +309,12 @@ bool run_job(const Job& job, std::size_t process) {
   });
   verbatim::test::verbs_counters().before = step_before_verb;
   const bool has_refused_verb = job.faults.verb.name != nullptr && job.faults.verb.process == process;
-  if (has_refused_verb) {
-    verbatim::test::verbs_counters().fail.arm(job.faults.verb.name, job.faults.verb.nth, job.faults.verb.error);
-  }
   {
     std::optional<DeviceClock> clock;
     if (job.faults.kinds.contains(Fault::kPort)) clock.emplace();
+    if (has_refused_verb) {
+      verbatim::test::verbs_counters().fail.arm(job.faults.verb.name, job.faults.verb.nth, job.faults.verb.error);
+    }
     Process running(job, process);
     running.run();
     const std::lock_guard lock(mutex);
