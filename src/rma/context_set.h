@@ -258,8 +258,6 @@ class ContextSet {
   ibv_qp* flush_qp(std::uint32_t context, std::uint32_t lane) const {
     return flush_qps_[context * parts_.ports.size() + lane].get();
   }
-  // Whether the device of a lane says which PSN a QP expects.
-  bool reports_psns(std::uint32_t lane) const { return reports_psns_[lane % reports_psns_.size()]; }
   // QPs of all lanes.
   std::size_t qps() const;
   // kNoPeer: not spoken to, or oneself.
@@ -372,7 +370,6 @@ class ContextSet {
   std::uint32_t flush_work_ = 0;                  // entries of the send queue of a flush QP
   Request* unread_ = nullptr;                     // flushes with READs that are not posted
   std::uint32_t psn_ = 0;                         // of the first packet that own QPs expect
-  std::vector<bool> reports_psns_;                // by port
   std::unique_ptr<Failover> failover_;            // ends first: it uses the QPs
 };
 

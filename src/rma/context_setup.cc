@@ -101,9 +101,10 @@ Status ContextSetup::create() {
     Result<Port> port = refresh_port(*known, parts_.config, single ? LogLevel::kWarn : LogLevel::kInfo);
     if (!port && single) return port.error();
     // Another lane can be used until this port is up.
-    ports_up_.push_back(up && port);
+    unusable_.push_back(up && port ? nullptr : "its link is down");
     parts_.ports.push_back(up && port ? *port : *known);  // a port that is down may lack its addresses
   }
+  if (has_several_lanes()) leave_out_unknown();
   if (work_of(false) < kWorkPerRequest) return Error{ErrorKind::kUsage, ENOMEM, "ibv_create_cq"};
   set_ = std::make_unique<ContextSet>(parts_, static_cast<std::size_t>(request_.contexts), peers_.size());
   if (const Status filled = fill_random(std::as_writable_bytes(std::span(&set_->psn_, 1))); !filled) return filled;
@@ -114,6 +115,18 @@ Status ContextSetup::create() {
   set_->queue_of_.assign(static_cast<std::size_t>(request_.contexts) * parts_.ranks.ranks(), nullptr);
   if (const Status created = create_cqs(); !created) return created.error();
   return create_queues();
+}
+
+// What a device has executed must be known when a lane fails. It could not be asked over a port that does not work now,
+// so the port's lanes come later, as if its link were down. Without any other one they are used all the same.
+void ContextSetup::leave_out_unknown() {
+  std::vector<const char*> unusable = unusable_;
+  for (std::size_t i = 0; i < unusable.size(); ++i) {
+    const bool known =
+        unusable[i] != nullptr || executed_report(parts_.ports[i], parts_.config) != ExecutedReport::kNotKnown;
+    if (!known) unusable[i] = "its test has failed";
+  }
+  if (std::find(unusable.begin(), unusable.end(), nullptr) != unusable.end()) unusable_ = std::move(unusable);
 }
 
 bool ContextSetup::has_several_lanes() const {
@@ -311,7 +324,8 @@ Status ContextSetup::connect() {
     const std::size_t failed_before = failed_lanes_.size();
     for (std::uint32_t lane = 0; lane < lanes; ++lane) {
       Status connected;
-      if (!ports_up_[lane % ports_up_.size()]) connected = Error{ErrorKind::kSystem, 0, "its link is down"};
+      const char* const unusable = unusable_[lane % unusable_.size()];
+      if (unusable != nullptr) connected = Error{ErrorKind::kSystem, 0, unusable};
       std::uint32_t qps = 0;
       for (; connected && qps < set_->contexts(); qps += connected ? 1U : 0U) {
         connected = connect_lane(set_->queue_at(qps, peer), lane, lanes == 1 ? deadline_ns : 0);
@@ -349,8 +363,7 @@ Status ContextSetup::connect_flush_queues() {
   const auto own = static_cast<std::uint32_t>(peers_.size());
   for (std::uint32_t index = 0; index < parts_.ports.size(); ++index) {
     const Port& port = parts_.ports[index];
-    set_->reports_psns_.push_back(!ports_up_[index] || executed_report(port, parts_.config) == ExecutedReport::kRight);
-    if (!ports_up_[index]) continue;
+    if (unusable_[index] != nullptr) continue;
     for (std::uint32_t context = 0; context < set_->contexts(); ++context) {
       const LaneQp flush{set_->flush_qp(context, index), own, index, context, true};
       const Status connected = connect_lane_qp(*set_, parts_.config, flush, port, nullptr, {set_->psn_, set_->psn_});
@@ -383,7 +396,8 @@ void ContextSetup::prepare_failover() {
       });
   parts_.failures.set_lanes();
   for (std::size_t port = 0; port < parts_.ports.size(); ++port) {
-    if (!ports_up_[port]) set_->failover_->port_down(*parts_.ports[port].device, parts_.ports[port].port_num);
+    if (unusable_[port] == nullptr) continue;
+    set_->failover_->port_down(*parts_.ports[port].device, parts_.ports[port].port_num, unusable_[port]);
   }
   for (const FailedLane& failed : failed_lanes_) {
     static_cast<void>(

@@ -56,6 +56,7 @@ class ContextSetup {
   Status create_flush_queues();
   Status connect_flush_queues();
   bool has_several_lanes() const;
+  void leave_out_unknown();
   void prepare_failover();
   // Gives the outcome of this rank to the others. An error, of this rank or of another one, has been logged.
   Result<std::vector<wire::RmaExchange>> exchange(wire::RmaCall call, const Status& own);
@@ -72,7 +73,7 @@ class ContextSetup {
   ContextSetParts parts_;
   std::vector<std::uint32_t> peers_;  // ranks that are spoken to, in ring order
   std::unique_ptr<ContextSet> set_;
-  std::vector<bool> ports_up_;  // by port
+  std::vector<const char*> unusable_;  // by port, the reason; nullptr: it can be used
   // Lanes that could not be connected now.
   struct FailedLane {
     std::uint32_t peer = 0;

@@ -187,12 +187,15 @@ ExecutedReport executed_report(const Port& port, const Config& config) {
   std::atomic<ExecutedReport>& known = port.device->executed_report();
   if (known != ExecutedReport::kNotKnown) return known;
   const Result<std::string> missing = test_device(port, config);
-  if (!missing) return ExecutedReport::kNotKnown;
+  if (!missing) {
+    VERBATIM_INFO("RMA: %s could not be tested: %s", port.name.c_str(), to_string(missing.error()).c_str());
+    return ExecutedReport::kNotKnown;
+  }
   const ExecutedReport found = missing->empty() ? ExecutedReport::kRight : ExecutedReport::kWrong;
   if (known.exchange(found) != found && found == ExecutedReport::kWrong) {
     VERBATIM_WARN(
-        "RMA: %s %s: its contexts use one port, and the communicator fails when that does. Next: look for another "
-        "driver",
+        "RMA: %s %s: new contexts on it use one port, and a communicator fails when its port does. Next: look for "
+        "another driver",
         port.device->name().c_str(), missing->c_str());
   }
   return found;

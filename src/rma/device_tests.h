@@ -15,7 +15,8 @@ namespace verbatim::rma {
 // Whether a device says, when a link has failed, what it has executed. A signal that is posted again on another port
 // must not count twice, and one that was not executed must not be lost: so the other end asks the QP, which is in ERR
 // then, which packet it expects. Drivers differ in what they answer, and some cannot use a QP again. Found out once for
-// each device: about 0.1 s. kWrong is logged. kNotKnown: the port does not work now.
+// each device: about 0.1 s. Both
+// kWrong and kNotKnown are logged. kNotKnown: the port does not work now.
 ExecutedReport executed_report(const Port& port, const Config& config);
 
 // Whether all ports execute atomics on memory of a GPU, which signals need: a device may announce atomics, and a PCIe

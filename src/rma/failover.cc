@@ -10,9 +10,9 @@
 #include "net/transfer/endpoint_block.h"
 #include "net/transfer/lane_renewal.h"
 #include "rma/context_set.h"
+#include "rma/device_tests.h"
 #include "rma/lane_qps.h"
 #include "rma/work_id.h"
-#include "verbs/errors.h"
 
 namespace verbatim::rma {
 namespace {
@@ -156,7 +156,7 @@ Failover::PortLeft Failover::leave_port(std::uint32_t port) {
   return ranks;
 }
 
-void Failover::port_down(const Device& device, std::uint8_t port) {
+void Failover::port_down(const Device& device, std::uint8_t port, const char* why) {
   PortLeft ranks;
   const Port* used = nullptr;
   {
@@ -171,9 +171,9 @@ void Failover::port_down(const Device& device, std::uint8_t port) {
   }
   if (ranks.with_other == 0) return;
   VERBATIM_WARN(
-      "RMA at rank %u: the link of %s is down: its lanes to %zu ranks are not used until it is up again, and %zu ranks "
-      "have no other one. Next: look at this port, its cable and its switch",
-      set_.own_rank(), used->name.c_str(), ranks.with_other, ranks.without);
+      "RMA at rank %u, %s: %s: its lanes to %zu ranks are not used until it works, and %zu ranks have no other one. "
+      "Next: look at this port, its cable and its switch",
+      set_.own_rank(), used->name.c_str(), why, ranks.with_other, ranks.without);
 }
 
 void Failover::gids_changed(const Device& device, std::uint8_t port) {
@@ -355,13 +355,14 @@ Failover::Job Failover::next_job(std::uint64_t now, std::uint64_t& due_ns) {
 std::uint64_t Failover::advance() noexcept {
   Job job;
   try {
+    std::uint64_t due_ns = kNever;
     {
       const MutexLock lock(mutex_);
-      std::uint64_t due_ns = kNever;
       job = next_job(monotonic_ns(), due_ns);
-      if (job.action == Action::kNothing) return due_ns;
     }
     switch (job.action) {
+      case Action::kNothing:
+        return due_ns;
       case Action::kCheckGid:
         check_gid(job);
         break;
@@ -376,8 +377,6 @@ std::uint64_t Failover::advance() noexcept {
         break;
       case Action::kProbe:
         probe(job);
-        break;
-      case Action::kNothing:
         break;
     }
     return 0;
@@ -423,9 +422,9 @@ void Failover::fence(const Job& job, const std::vector<LaneQp>& qps) {
   Psns psns(set_.contexts(), wire::kNoPsn);
   for (const LaneQp& own : qps) {
     if (own.context >= job.connected) psns[own.context] = job.expected[own.context];  // it has never had a peer
-    if (own.context >= job.connected || !set_.reports_psns(job.lane)) continue;
-    const Result<std::uint32_t> psn = expected_psn(own.qp, *set_.lane_port(job.lane).device);
-    if (psn) psns[own.context] = *psn;
+    const Device& device = *set_.lane_port(job.lane).device;
+    if (own.context >= job.connected || device.executed_report() != ExecutedReport::kRight) continue;
+    if (const auto psn = expected_psn(own.qp, device)) psns[own.context] = *psn;
   }
   {
     const MutexLock lock(mutex_);
@@ -446,7 +445,11 @@ void Failover::fence(const Job& job, const std::vector<LaneQp>& qps) {
 
 void Failover::put_off(const Job& job, std::uint64_t pause_ns) {
   const MutexLock lock(mutex_);
-  at(job.peer, job.lane).due_ns = monotonic_ns() + pause_ns;
+  for (std::uint32_t peer = 0; peer < lane_counts_.size(); ++peer) {
+    for (std::uint32_t lane = job.lane % lane_counts_.back(); lane < lane_counts_[peer]; lane += lane_counts_.back()) {
+      at(peer, lane).due_ns = std::max(at(peer, lane).due_ns, monotonic_ns() + pause_ns);
+    }
+  }
 }
 
 void Failover::offer(const Job& job) {
@@ -455,7 +458,7 @@ void Failover::offer(const Job& job) {
     return put_off(job, pause_ns);
   }
   const Result<Port> port = refresh_port(known, config_, LogLevel::kInfo);
-  if (!port) return put_off(job, kRetryNs << 2);
+  if (!port || executed_report(*port, config_) == ExecutedReport::kNotKnown) return put_off(job, kRetryNs << 2);
   for (const LaneQp& own : lane_qps(set_, job.peer, job.lane)) {
     const Status made = make_again(own.qp, *port, config_);
     if (made) continue;
@@ -534,9 +537,8 @@ void Failover::probe(const Job& job) {
   work.opcode = IBV_WR_RDMA_WRITE;
   work.send_flags = IBV_SEND_SIGNALED;
   ibv_send_wr* refused = nullptr;
-  if (ibv_post_send(set_.queue_at(0, job.peer).qp_of(job.lane), &work, &refused) != 0) {
-    probe_ended(job.peer, job.lane, false);
-  }
+  const int returned = ibv_post_send(set_.queue_at(0, job.peer).qp_of(job.lane), &work, &refused);
+  if (returned != 0) probe_ended(job.peer, job.lane, false);
 }
 
 }  // namespace verbatim::rma

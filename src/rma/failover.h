@@ -7,7 +7,8 @@
 //   kFailed     its QPs go to ERR, so they execute nothing more. kFenced gives the peer the PSN that each expects. That
 //               says what it has executed. With the peer's, the data path posts what was not executed on another lane
 //               (context_lanes.cc), and has left this one. Then, when the link of the port has been up for a while,
-//               the QPs go back to INIT, and kOffered gives the peer the address
+//               and it is known what its device reports, the QPs go back to INIT, and kOffered gives the peer the
+//               address
 //   kOffered    with the peer's kOffered the QPs go to RTS, and kConnected says so
 //   kConnected  with the peer's kConnected a WRITE of 0 bytes shows whether the path works
 //   kProbed     when it has completed, the lane is kUsed again
@@ -73,7 +74,8 @@ class Failover {
   static constexpr const char* kLookAtPorts = "look at this port, its cable and its switch, at both ends";
   bool lane_failed(std::uint32_t peer, std::uint32_t lane, Last last, const std::string& why,
                    const char* next = kLookAtPorts) VERBATIM_EXCLUDES(mutex_);
-  void port_down(const Device& device, std::uint8_t port) VERBATIM_EXCLUDES(mutex_);
+  void port_down(const Device& device, std::uint8_t port, const char* why = "its link is down")
+      VERBATIM_EXCLUDES(mutex_);
   // The GID table of a port has changed.
   void gids_changed(const Device& device, std::uint8_t port) VERBATIM_EXCLUDES(mutex_);
   void receive(std::uint32_t peer, const wire::RmaLane& message) VERBATIM_EXCLUDES(mutex_);
@@ -171,6 +173,7 @@ class Failover {
   void offer(const Job& job) VERBATIM_EXCLUDES(mutex_);
   void connect(const Job& job) VERBATIM_EXCLUDES(mutex_);
   void probe(const Job& job) VERBATIM_EXCLUDES(mutex_);
+  // All lanes over the port.
   void put_off(const Job& job, std::uint64_t pause_ns) VERBATIM_EXCLUDES(mutex_);
   void send(const Job& job, wire::RmaLane message) const;
 

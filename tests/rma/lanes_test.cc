@@ -489,6 +489,22 @@ TEST_F(RmaLanes, BothEndsLoseTheirPort_AllArrives) {
   expect_all_arrives("link-down device=0 op=write qp=any after=9", "link-down device=1 op=write qp=any after=13");
 }
 
+// As when a link is down for a moment while listen and create ask what the device executes: its lane is not used before
+// that is known.
+TEST_F(RmaLanes, DeviceCouldNotBeAskedAtFirst_AllArrives) {
+  ::setenv("VERBATIM_TIMEOUT", "10", 1);
+  run_ranks("drop-request op=send qp=any device=0 count=2 times=all", [&](Rank& rank, Traffic& traffic) {
+    EXPECT_TRUE(traffic.run());
+    EXPECT_TRUE(wait_for_line(rank, kWorksAgain));
+    run_until(rank, traffic, [&] { return both_have("uses lane 1"); });
+    // A signal in doubt, of which the device says whether it was executed.
+    const auto failures = [&] { return lines_in(ranks_.text(1), "transport retry counter exceeded"); };
+    if (rank.number() == 1) fault("drop-ack op=fetch_add qp=any times=all nth=7");
+    run_until(rank, traffic, [&] { return failures() != 0; });
+  });
+  EXPECT_NE(std::string(ranks_.text(0)).find("softverbs0:1: its test has failed"), std::string::npos) << ranks_.text(0);
+}
+
 TEST_F(RmaLanes, FailoverIsOff_PutFails) {
   ::setenv("VERBATIM_FAILOVER", "0", 1);
   ::setenv("VERBATIM_TIMEOUT", "10", 1);

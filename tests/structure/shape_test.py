@@ -76,13 +76,13 @@ def longest_file(texts):
 
 
 LIMITS = {
-    "lines of code": (code_lines, 22_077),
+    "lines of code": (code_lines, 22_093),
     "lines of the longest file": (longest_file, 544),
     "functions of Comm": (functions("Comm", "src/net/"), 144),
     "virtual functions of Comm": (functions("Comm", "src/net/", "virtual "), 33),
     "functions of SendComm": (functions("SendComm", "src/net/"), 102),
     "functions of RecvComm": (functions("RecvComm", "src/net/"), 92),
-    "functions of rma::ContextSet": (functions("ContextSet", "src/rma/"), 86),
+    "functions of rma::ContextSet": (functions("ContextSet", "src/rma/"), 85),
     "functions of rma::Failover": (functions("Failover", "src/rma/"), 36),
     "places that move a QP to INIT": (places(call("to_init")), 2),
     "places that move a QP to RTR": (places(r"= IBV_QPS_RTR;"), 1),
