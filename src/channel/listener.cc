@@ -128,7 +128,7 @@ void Listener::remove_connection(const wire::ConnectionEnd& end, std::optional<w
   close_if_unused();
 }
 
-std::vector<SideChannelSource::Resumed> Listener::take_resumed(const Watch& watch) {
+std::vector<Listener::Resumed> Listener::take_resumed(const std::function<void(int descriptor)>& watch) {
   const MutexLock lock(mutex_);
   for (const Socket& one : sockets_) {
     if (one.socket) watch(one.socket.get());

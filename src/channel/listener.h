@@ -12,6 +12,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <list>
 #include <map>
 #include <optional>
@@ -25,7 +26,6 @@
 #include "base/socket_interface.h"
 #include "base/unique_fd.h"
 #include "channel/incoming_message.h"
-#include "channel/side_channel_source.h"
 #include "wire/handshake.h"
 
 namespace verbatim {
@@ -41,7 +41,7 @@ constexpr const char* kListenClosed = "its application has closed its listen";
 // Sends the peer a reject, if the socket accepts it at once: the peer sees the end of file in any case.
 void reject(const UniqueFd& socket, const std::string& reason, std::uint16_t version = wire::kProtocolVersion);
 
-class Listener final : public SideChannelSource {
+class Listener {
  public:
   // `address`, with port 0, is for connect requests; those of `interfaces` but the first, which has `address`, are only
   // for side channels that are made again. At most wire::kMaxAddresses are used. The sockets are open while there are
@@ -74,10 +74,22 @@ class Listener final : public SideChannelSource {
   // looks again after a while.
   std::uint64_t await(std::vector<pollfd>& sockets) VERBATIM_EXCLUDES(mutex_);
 
-  void add_connection(const wire::ConnectionEnd& end, int key) override VERBATIM_EXCLUDES(mutex_);
-  void remove_connection(const wire::ConnectionEnd& end, std::optional<wire::MessageType> last) noexcept override
+  // From now on the peer of this end may make the side channel again. `key`: the caller's own. The three functions take
+  // no other mutex, so the monitor calls the first two under that of its table.
+  void add_connection(const wire::ConnectionEnd& end, int key) VERBATIM_EXCLUDES(mutex_);
+  // `last`: the notice for a peer that makes the side channel again later, kClose or kFailed; nullopt: the peer has
+  // ended the connection.
+  void remove_connection(const wire::ConnectionEnd& end, std::optional<wire::MessageType> last) noexcept
       VERBATIM_EXCLUDES(mutex_);
-  std::vector<Resumed> take_resumed(const Watch& watch) override VERBATIM_EXCLUDES(mutex_);
+  struct Resumed {
+    wire::ConnectionEnd end;
+    int key;  // of add_connection()
+    UniqueFd socket;
+  };
+  // The side channels that peers have made since the last call, at most one of each connection. It may log. The
+  // connection may have been removed since. Calls `watch` before, with each descriptor that becomes readable when a
+  // peer makes a side channel again, while it cannot be closed.
+  std::vector<Resumed> take_resumed(const std::function<void(int descriptor)>& watch) VERBATIM_EXCLUDES(mutex_);
 
  private:
   // A TCP connection whose hello is not complete yet.

@@ -10,7 +10,7 @@
 
 #include "base/unique_fd.h"
 #include "fuzz.h"
-#include "net/transfer/side_channel.h"
+#include "channel/message_stream.h"
 #include "wire/handle.h"
 #include "wire/handshake.h"
 #include "wire/limits.h"
@@ -97,7 +97,7 @@ void receive_all(std::span<const std::uint8_t> stream) {
   require(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, ends) == 0, "socketpair");
   const verbatim::UniqueFd reader(ends[0]);
   verbatim::UniqueFd writer(ends[1]);
-  verbatim::SideChannel channel;
+  verbatim::MessageStream channel;
   fuzz::Input input(stream);
   const auto receive = [&] {
     while (true) {

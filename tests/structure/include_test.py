@@ -24,7 +24,7 @@ ALLOWED = {
     "runtime": BASE,
     "verbs": BASE,
     "wire": BASE,
-    "channel": WIRE,
+    "channel": WIRE | {"runtime"},
     "net/diagnose": DIAGNOSE,
     "net/transfer": TRANSFER,
     "net/connect": CONNECT,

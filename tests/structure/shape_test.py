@@ -76,9 +76,9 @@ def longest_file(texts):
 
 
 LIMITS = {
-    "lines of code": (code_lines, 22_093),
+    "lines of code": (code_lines, 22_130),
     "lines of the longest file": (longest_file, 544),
-    "functions of Comm": (functions("Comm", "src/net/"), 144),
+    "functions of Comm": (functions("Comm", "src/net/"), 143),
     "virtual functions of Comm": (functions("Comm", "src/net/", "virtual "), 33),
     "functions of SendComm": (functions("SendComm", "src/net/"), 102),
     "functions of RecvComm": (functions("RecvComm", "src/net/"), 92),

@@ -7,7 +7,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "net/transfer/side_channel.h"
+#include "channel/message_stream.h"
 
 namespace verbatim {
 
@@ -65,7 +65,7 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
       return log_timeout();
     }
     if (state_ == State::kSendReady) {
-      comm_->set_side_channel(dial_.take_socket());
+      comm_->channel().set_socket(dial_.take_socket());
       return std::move(comm_);
     }
     state_ = static_cast<State>(static_cast<int>(state_) + 1);
@@ -114,8 +114,8 @@ Result<bool> Connector::connect_qps(VerbBudget& budget) {
 }
 
 void Connector::read_failure_notice() {
-  SideChannel channel;
-  const Result<std::optional<SideChannel::Message>> message = channel.receive(dial_.socket());
+  MessageStream channel;
+  const Result<std::optional<MessageStream::Message>> message = channel.receive(dial_.socket());
   if (!message || !*message || (*message)->type != wire::MessageType::kFailed) return;
   if (const std::optional<wire::FailureNotice> failed = wire::decode_failure((*message)->body)) {
     dial_.set_refusal(failed->kind == ErrorKind::kNone ? kListenClosed : std::string(failed->text));

@@ -10,7 +10,7 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "base/socket.h"
-#include "net/transfer/side_channel.h"
+#include "channel/message_stream.h"
 
 namespace verbatim {
 namespace {
@@ -82,7 +82,7 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
   if (blocked != handshakes_.end()) handshakes_.splice(handshakes_.end(), handshakes_, blocked);
   if (first == handshakes_.end()) return std::unique_ptr<RecvComm>();
   std::unique_ptr<RecvComm> comm = std::move(first->comm);
-  comm->set_side_channel(std::move(first->socket));
+  comm->channel().set_socket(std::move(first->socket));
   handshakes_.erase(first);
   return comm;
 }
@@ -184,7 +184,7 @@ void ListenComm::send_reason(const Handshake& handshake, ErrorKind kind, const s
   if (handshake.state <= Handshake::State::kConnectQps) return reject(socket, reason);
   // After kAccept was sent the connection may be established for the peer.
   if (handshake.state == Handshake::State::kSendAccept) return;
-  SideChannel channel;
+  MessageStream channel;
   channel.send(socket, wire::Notice::failed(kind, reason));
 }
 

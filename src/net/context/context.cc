@@ -170,7 +170,7 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) VERBATI
                                                                 .inventory = std::move(*inventory),
                                                                 .devices = std::move(devices),
                                                                 .monitor = std::move(*monitor)});
-  process->monitor->set_source(process->listener);
+  process->monitor->set_listener(process->listener);
   return process;
 }
 

@@ -1,13 +1,9 @@
 #include "net/monitor/connection_table.h"
 
-#include <cstring>
-#include <new>
 #include <utility>
 
-#include "base/clock.h"
-#include "base/socket.h"
-#include "net/monitor/lost_channels.h"
 #include "net/monitor/peer_messages.h"
+#include "net/monitor/peer_probe.h"
 
 namespace verbatim {
 
@@ -28,23 +24,6 @@ wire::ConnectionEnd MonitoredConnection::end() const {
   return {{remote.secret, remote.attempt}, comm->kind() == CommKind::kSend ? 1U : 0U};
 }
 
-void MonitoredConnection::find_addresses() {
-  const UniqueFd& socket = comm->side_channel();
-  const Result<sockaddr_storage> peer = remote_address(socket);
-  const Result<sockaddr_storage> own = local_address(socket);
-  if (!peer || !own || (peer->ss_family != AF_INET && peer->ss_family != AF_INET6)) return;
-  if (addresses == nullptr) addresses.reset(new (std::nothrow) Addresses);
-  if (addresses == nullptr) return;
-  std::memcpy(&addresses->own, &*own, sizeof addresses->own);
-  std::memcpy(&addresses->peer, &*peer, sizeof addresses->peer);
-}
-
-bool MonitoredConnection::send_ping() {
-  if (!send(wire::Notice::without_body(wire::MessageType::kPing))) return false;
-  ++pings_sent;
-  return true;
-}
-
 void MonitoredConnection::send_failure_notice() {
   if ((failure_exchanged && !failure_unsent) || peer_closed) return;
   const std::string* text = comm->failure_text();
@@ -63,17 +42,6 @@ void MonitoredConnection::fail(ErrorKind kind, const char* why) {
   comm->set_event(CommEvent::kFailedByMonitor);
 }
 
-void LostChannel::drop_attempt(const EventHandler& handler) {
-  if (!attempt) return;
-  handler.unwatch(attempt.get());
-  close_with_reset(attempt);
-  resume_sent = false;
-}
-
-void LostChannel::drop_offered() {
-  if (offered) close_with_reset(offered);
-}
-
 ConnectionTable::ConnectionTable(EventHandler::Due attend)
     : handler(
           loop,
@@ -81,7 +49,7 @@ ConnectionTable::ConnectionTable(EventHandler::Due attend)
             const MutexLock lock(mutex);
             MonitoredConnection* const found = find(key);
             if (found == nullptr) return;
-            if (found->lost != nullptr && found->lost->attempt) advance_attempt(*this, *found);
+            continue_channel(*this, *found);
             read_peer_messages(*this, *found);
           },
           std::move(attend)) {}
@@ -91,22 +59,24 @@ MonitoredConnection* ConnectionTable::find(int key) {
   return found != connections.end() ? &found->second : nullptr;
 }
 
-void ConnectionTable::end_loss(MonitoredConnection& connection) {
-  if (connection.lost == nullptr) return;
-  connection.lost->drop_attempt(handler);
-  connection.lost->drop_offered();
-  if (connection.lost->reported) --reported_losses;
-  connection.lost.reset();
+void ConnectionTable::end_probe(MonitoredConnection& connection) {
+  if (connection.probe == nullptr) return;
+  if (connection.probe->reported) --reported_losses;
+  connection.probe.reset();
+}
+
+void ConnectionTable::stop_channel(MonitoredConnection& connection) {
+  connection.comm->channel().stop();
+  end_probe(connection);
 }
 
 void ConnectionTable::forget(MonitoredConnection& connection) {
-  handler.unwatch(connection.comm->side_channel().get());
-  end_loss(connection);
+  stop_channel(connection);
   if (connection.resumable) {
     // A notice that was sent on a side channel that was lost then did not arrive.
     std::optional<wire::MessageType> last;
     if (!connection.peer_closed) last = connection.closing ? wire::MessageType::kClose : wire::MessageType::kFailed;
-    source->remove_connection(connection.end(), last);
+    listener->remove_connection(connection.end(), last);
     --resumable;
   }
   deadlines.remove(connection);

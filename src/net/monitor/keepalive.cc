@@ -1,8 +1,5 @@
 #include "net/monitor/keepalive.h"
 
-#include <linux/sockios.h>
-#include <sys/ioctl.h>
-
 #include <string>
 #include <utility>
 
@@ -11,15 +8,6 @@
 #include "net/diagnose/path_facts.h"
 
 namespace verbatim {
-namespace {
-
-// Whether the peer's host has acknowledged everything that was sent; the kernel does so while the process is stopped.
-bool host_acknowledges(const UniqueFd& socket) {
-  int bytes = 0;
-  return ::ioctl(socket.get(), SIOCOUTQ, &bytes) == 0 && bytes == 0;
-}
-
-}  // namespace
 
 void Keepalive::tick(ConnectionTable& table, std::uint64_t now) {
   if (now < next_tick_ns_) return;
@@ -27,13 +15,14 @@ void Keepalive::tick(ConnectionTable& table, std::uint64_t now) {
   for (auto& [fd, connection] : table.connections) {
     ++table.visits;
     if (connection.peer_closed || connection.closing != nullptr || connection.failure_exchanged) continue;
-    if (!connection.is_open()) continue;
+    Channel& channel = connection.comm->channel();
+    if (!channel.is_open()) continue;
     const std::uint64_t progress = connection.comm->peer_progress();
     if (std::exchange(connection.peer_progress, progress) != progress) connection.ticks_without_message = 0;
     if (connection.ticks_without_message++ >= kMissedTicks) handle_no_answer(table, connection);
     if (connection.failure_exchanged) continue;
-    connection.send_ping();
-    if (connection.channel.has_unsent()) table.mark_changed(connection);
+    channel.send_ping();
+    if (channel.has_unsent()) table.mark_changed(connection);
   }
 }
 
@@ -41,7 +30,7 @@ void Keepalive::handle_no_answer(ConnectionTable& table, MonitoredConnection& co
   Comm& comm = *connection.comm;
   const std::uint64_t unheard_ns = (connection.ticks_without_message - 1) * period_ns();
   const std::string& peer = comm.endpoint().peer_name();
-  if (host_acknowledges(comm.side_channel())) {
+  if (comm.channel().is_acknowledged()) {
     // After a cut the acknowledgements may come before the first message: the peer has until the next tick.
     if (connection.no_answer) return handle_answer(table, connection);
     try {

@@ -11,8 +11,8 @@
 #include "base/socket.h"
 #include "net/monitor/device_events.h"
 #include "net/monitor/graceful_closes.h"
-#include "net/monitor/lost_channels.h"
 #include "net/monitor/peer_messages.h"
+#include "net/monitor/peer_probe.h"
 #include "runtime/worker.h"
 
 namespace verbatim {
@@ -113,21 +113,21 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
   }
   table_.closing.try_emplace(owner, 0);
   DeviceCalls& calls = device_calls_.try_emplace(used, table_, nullptr, 0U).first->second;
-  const int fd = comm.side_channel().get();
+  const int fd = comm.channel().key();
   table_.deadlines.prepare();
   MonitoredConnection& connection = table_.connections[fd];
-  if (const Status added = table_.handler.watch(fd, EventHandler::kReadable, fd); !added) {
+  connection.comm = &comm;
+  if (const Status added = comm.channel().open(table_.host, {connection.end(), comm.endpoint().remote().addresses});
+      !added) {
     table_.connections.erase(fd);
     VERBATIM_WARN("watching a connection failed: %s: %s%s", added.error().operation,
                   std::strerror(added.error().sys_errno),
                   added.error().sys_errno == ENOSPC ? ". Next: raise fs.epoll.max_user_watches" : "");
     return added.error();
   }
-  connection.comm = &comm;
   connection.number = ++table_.connections_made;
   connection.owner = owner;
   connection.device_calls = &calls;
-  connection.dialed = comm.kind() == CommKind::kSend;
   comm.set_observer(this);
   // An event of before has come for other connections only.
   for (const Port* port : comm.endpoint().ports()) {
@@ -135,10 +135,9 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
     if (port->device->history().link_since(port->port_num, now, now).down)
       comm.port_down(*port->device, port->port_num);
   }
-  connection.find_addresses();
-  if (table_.source != nullptr) {
+  if (table_.listener != nullptr) {
     try {
-      table_.source->add_connection(connection.end(), fd);
+      table_.listener->add_connection(connection.end(), fd);
       connection.resumable = true;
       if (table_.resumable++ == 0) listener_.call_at(0);
     } catch (...) {  // no memory: if the side channel is lost, it stays lost
@@ -155,7 +154,7 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
 void Monitor::unwatch(Comm& comm) {
   const MutexLock lock(table_.mutex);
   comm.set_observer(nullptr);
-  const auto found = table_.connections.find(comm.side_channel().get());
+  const auto found = table_.connections.find(comm.channel().key());
   if (found == table_.connections.end()) return;
   // Calls for other comms may take long: this one waits only for its own, if they have begun.
   for (DeviceCalls::withdraw(table_, found->second); found->second.has_calls();) {
@@ -169,7 +168,7 @@ void Monitor::unwatch(Comm& comm) {
 
 void Monitor::close_gracefully(std::unique_ptr<Comm> comm, std::uint64_t timeout_ns) {
   const MutexLock lock(table_.mutex);
-  MonitoredConnection& connection = table_.connections.find(comm->side_channel().get())->second;
+  MonitoredConnection& connection = table_.connections.find(comm->channel().key())->second;
   ++table_.closing.find(connection.owner)->second;
   connection.close_deadline_ns = monotonic_ns() + timeout_ns;
   connection.closing = std::move(comm);
@@ -191,31 +190,33 @@ void Monitor::drain(const void* owner, bool at_once) {
 
 void Monitor::comm_changed(Comm& comm) noexcept {
   const MutexLock lock(table_.mutex);
-  if (MonitoredConnection* const connection = table_.find(comm.side_channel().get())) table_.mark_changed(*connection);
+  if (MonitoredConnection* const connection = table_.find(comm.channel().key())) table_.mark_changed(*connection);
 }
 
-void Monitor::set_source(SideChannelSource& source) {
+void Monitor::set_listener(Listener& listener) {
   const MutexLock lock(table_.mutex);
-  table_.source = &source;
+  table_.listener = &listener;
 }
 
 std::uint64_t Monitor::accept_channels() noexcept {
-  SideChannelSource* source = nullptr;
+  Listener* listener = nullptr;
   {
     const MutexLock lock(table_.mutex);
     if (table_.resumable == 0) return kNever;
-    source = table_.source;
+    listener = table_.listener;
   }
   const std::uint64_t now = last_accept_ns_ = monotonic_ns();
   try {
     // Without the mutex: the listener may log.
-    std::vector<SideChannelSource::Resumed> resumed =
-        source->take_resumed([this](int fd) { static_cast<void>(listener_.watch(fd, EventHandler::kReadableOnce)); });
+    std::vector<Listener::Resumed> resumed =
+        listener->take_resumed([this](int fd) { static_cast<void>(listener_.watch(fd, EventHandler::kReadableOnce)); });
     const MutexLock lock(table_.mutex);
     for (auto& [end, key, socket] : resumed) {
       MonitoredConnection* const connection = table_.find(key);
       if (connection == nullptr || !connection->resumable || connection->end() != end) continue;
-      accept_channel(table_, *connection, std::move(socket));
+      if (connection->peer_closed) continue;
+      table_.mark_changed(*connection);
+      channel_changed(table_, *connection, connection->comm->channel().accept(std::move(socket), now));
     }
     return now + (resumed.empty() ? kAcceptPeriodNs : kNextAcceptNs);
   } catch (...) {  // no memory: the peers try again
@@ -265,7 +266,7 @@ std::uint64_t Monitor::look_after_lanes(MonitoredConnection& connection, std::ui
   const Config& config = comm.settings().config;
   char why[256] = "";
   // The peer may be there at another address.
-  const bool moves = connection.lost != nullptr || connection.answer_due_ns != 0;
+  const bool moves = comm.channel().is_being_made() || comm.channel().awaits_answer();
   if (connection.no_answer && !moves) {
     std::snprintf(why, sizeof why, "no lane to the peer %s works, and its host acknowledges nothing",
                   comm.endpoint().peer_name().c_str());
@@ -282,7 +283,7 @@ void Monitor::attend(MonitoredConnection& connection, std::uint64_t now) {
   ++table_.visits;
   const bool closing = connection.closing != nullptr;
   if (!closing) stall_reports_.check(table_, connection, now);
-  if (connection.lost != nullptr && !advance_lost_channel(table_, connection, now)) {
+  if (!advance_channel(table_, connection, now)) {
     handle_peer_end(table_, connection, CommEvent::kPeerDisconnected);
   }
   send_due_messages(table_, connection, now);
@@ -295,13 +296,12 @@ void Monitor::attend(MonitoredConnection& connection, std::uint64_t now) {
   if (!closing && !connection.peer_closed && !connection.failure_exchanged) {
     next = std::min(next, look_after_lanes(connection, now));
   }
-  if (!closing) next = std::min(next, expect_answer(connection, now));
-  const bool unsent = !connection.channel.flush(connection.comm->side_channel());
-  if (connection.lost != nullptr) {
-    const LostChannel& lost = *connection.lost;
-    next = std::min({next, lost.attempt_ns, lost.probe_ns, lost.check_ns, lost.offered ? lost.offered_ns : kNever});
-  }
-  if (unsent || (closing && !connection.close_sent && connection.is_open())) next = std::min(next, now + kSendRetryNs);
+  Channel& channel = connection.comm->channel();
+  if (!closing && !connection.peer_closed) next = std::min(next, channel.expect_answer(now));
+  next = std::min(next, channel.due_ns());
+  if (connection.probe != nullptr) next = std::min({next, connection.probe->probe_ns, connection.probe->check_ns});
+  const bool unsent = !channel.flush();
+  if (unsent || (closing && !connection.close_sent && channel.is_open())) next = std::min(next, now + kSendRetryNs);
   table_.deadlines.set(connection, std::max(next, now + 1));  // later than `now`: the loop that calls this must end
 }
 

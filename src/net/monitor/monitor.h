@@ -69,9 +69,8 @@ class Monitor final : public CommObserver {
   // Returns when all comms of `owner` that were closed gracefully are destroyed. `at_once`: without waiting for a peer.
   void drain(const void* owner, bool at_once) VERBATIM_EXCLUDES(table_.mutex);
 
-  // Where the peers of receive comms make lost side channels again. Called before the first watch(); `source` must
-  // outlive the monitor.
-  void set_source(SideChannelSource& source) VERBATIM_EXCLUDES(table_.mutex);
+  // Where peers make lost side channels again. Called before the first watch(); it must outlive the monitor.
+  void set_listener(Listener& listener) VERBATIM_EXCLUDES(table_.mutex);
 
   // For the sockets of RMA.
   EventLoop& loop() { return table_.loop; }

@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "net/monitor/device_calls.h"
 #include "net/monitor/keepalive.h"
-#include "net/monitor/lost_channels.h"
+#include "net/monitor/peer_probe.h"
 
 namespace verbatim {
 namespace {
@@ -44,17 +44,14 @@ void handle_failure_notice(MonitoredConnection& connection, const wire::FailureN
   comm.set_event(CommEvent::kPeerFailed);
 }
 
-void handle(ConnectionTable& table, MonitoredConnection& connection, const SideChannel::Message& message)
+void handle(ConnectionTable& table, MonitoredConnection& connection, const Channel::Message& message)
     VERBATIM_REQUIRES(table.mutex) {
   switch (message.type) {
     case wire::MessageType::kClose:
       return handle_peer_end(table, connection, CommEvent::kPeerClosed);
     case wire::MessageType::kPing:
-      // When the send buffer is full the peer has unread pongs: it needs no other.
-      connection.send(wire::Notice::without_body(wire::MessageType::kPong));
-      return;
     case wire::MessageType::kPong:
-      return receive_pong(table, connection);
+      return;  // the channel's own
     case wire::MessageType::kStatusQuery:
       connection.unanswered_query = wire::decode_status_query(message.body);
       if ((connection.query_is_new = connection.unanswered_query.has_value())) return;
@@ -95,18 +92,17 @@ void handle(ConnectionTable& table, MonitoredConnection& connection, const SideC
 }  // namespace
 
 void handle_peer_end(ConnectionTable& table, MonitoredConnection& connection, CommEvent event) {
-  table.end_loss(connection);
+  table.stop_channel(connection);
   connection.peer_closed = true;
-  table.handler.unwatch(connection.comm->side_channel().get());
   connection.comm->set_event(event);
 }
 
 void read_peer_messages(ConnectionTable& table, MonitoredConnection& connection) {
   table.mark_changed(connection);
-  if (!connection.is_open()) return;
+  Channel& channel = connection.comm->channel();
+  if (!channel.is_open()) return;
   for (int i = 0; i < kMaxMessagesPerRead && !connection.peer_closed; ++i) {
-    const Result<std::optional<SideChannel::Message>> message =
-        connection.channel.receive(connection.comm->side_channel());
+    const Result<std::optional<Channel::Message>> message = channel.receive();
     if (!message && message.error().sys_errno == EPROTO) return handle_protocol_error(table, connection);
     if (!message) return handle_channel_error(table, connection, message.error().sys_errno);
     if (!*message) return;
@@ -124,7 +120,12 @@ void send_due_messages(ConnectionTable& table, MonitoredConnection& connection, 
     sent = sent || accepted;
     return accepted;
   });
-  if (sent) ask_for_answer(table, connection, now);
+  if (sent) {
+    Channel& channel = connection.comm->channel();
+    const Channel::Path* const path = channel.path();
+    channel.ask_for_answer(now, path != nullptr && connection.comm->has_lane_down(wire::to_address(path->own).ip,
+                                                                                  wire::to_address(path->peer).ip));
+  }
   if (connection.comm->failure_text() != nullptr) connection.send_failure_notice();
   if (std::exchange(connection.query_is_new, false)) DeviceCalls::request_qp_state(table, connection, now);
   if (!connection.unanswered_query || connection.awaits_qp_state(now)) return;

@@ -60,7 +60,7 @@ void check_connection(const StallSettings& settings, ConnectionTable& table, Mon
   }
   const std::optional<std::size_t> busiest_qp = comm.busiest_qp();
   const Diagnosis stall = diagnose_stall(detector.cause(), endpoint.peer_name(), grep_arguments(endpoint, busiest_qp),
-                                         connection.lost != nullptr);
+                                         connection.comm->channel().is_being_made());
   const std::string stalled = "stalled for " + to_seconds(detector.stalled_ns(now));
   if (action == Action::kFail) {
     return connection.fail(is_local(detector.cause()) ? ErrorKind::kSystem : ErrorKind::kRemote,

@@ -61,13 +61,13 @@ std::string connection_json(const MonitoredConnection& connection) {
   const std::string* const failure = comm.failure_text();
   // The buckets of two readings must be the same.
   const LatencyStats latencies = TickScale().is_fixed() ? comm.latencies() : LatencyStats{};
-  const char* const state = failure != nullptr              ? "failed"
-                            : connection.closing != nullptr ? "closing"
-                            : connection.peer_closed        ? "peer closed"
-                            : connection.lost != nullptr    ? "side channel lost"
-                                                            : "open";
+  const char* const state = failure != nullptr                           ? "failed"
+                            : connection.closing != nullptr              ? "closing"
+                            : connection.peer_closed                     ? "peer closed"
+                            : connection.comm->channel().is_being_made() ? "side channel lost"
+                                                                         : "open";
   const auto cause = [&] {
-    return diagnose_stall(detector.cause(), endpoint.peer_name(), "", connection.lost != nullptr).why;
+    return diagnose_stall(detector.cause(), endpoint.peer_name(), "", connection.comm->channel().is_being_made()).why;
   };
   return json_object(
       {json_field("number", connection.number), json_field("direction", status.sends != 0 ? "send" : "recv"),

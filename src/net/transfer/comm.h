@@ -18,7 +18,7 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/result.h"
-#include "base/unique_fd.h"
+#include "channel/channel.h"
 #include "net/diagnose/failure.h"
 #include "net/transfer/comm_observer.h"
 #include "net/transfer/comm_settings.h"
@@ -62,8 +62,8 @@ class Comm {
   // Both ends of a QP's connection, for messages.
   std::string describe_path(std::size_t qp) const;
 
-  void set_side_channel(UniqueFd socket) { side_channel_ = std::move(socket); }
-  const UniqueFd& side_channel() const { return side_channel_; }
+  // From Monitor::watch to unwatch it is the monitor's.
+  Channel& channel() { return channel_; }
 
   // Called before the data path runs. The observer sends the failure of this comm to the peer.
   void set_observer(CommObserver* observer) { observer_ = observer; }
@@ -449,7 +449,7 @@ class Comm {
   // Held while the data path replaces QPs of the endpoint, and where other threads read them. DeviceCalls alone
   // destroys QPs that were replaced.
   mutable Mutex qps_mutex_;
-  UniqueFd side_channel_;
+  Channel channel_;
 };
 
 // Converts the void* by which NCCL knows a send or recv comm.

@@ -36,7 +36,7 @@ class OneEnd : public ::testing::Test {
     Result<std::unique_ptr<Monitor>> monitor = Monitor::start({}, {.state_socket = state_});
     ASSERT_TRUE(monitor);
     monitor_ = std::move(*monitor);
-    monitor_->set_source(*listener_);
+    monitor_->set_listener(*listener_);
   }
   void TearDown() override {
     if (watched_ && comm_ != nullptr) monitor_->unwatch(*comm_);
@@ -58,7 +58,7 @@ class OneEnd : public ::testing::Test {
     ASSERT_TRUE(address);
     Result<UniqueFd> own = tcp_connect(*address, {});
     ASSERT_TRUE(own);
-    comm_->set_side_channel(std::move(*own));
+    comm_->channel().set_socket(std::move(*own));
     peer_ = accepted();
     ASSERT_TRUE(!!peer_);
     ASSERT_TRUE(monitor_->watch(*comm_, this));

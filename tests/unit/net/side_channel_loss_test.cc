@@ -160,7 +160,7 @@ TEST_F(SideChannelLoss, PeerClosesAfterReset_IsNoticed) {
 }
 
 TEST_F(SideChannelLoss, UnknownConnection_IsClosedWithoutReply) {
-  const Result<sockaddr_storage> listener = remote_address(link_.send().side_channel());
+  const Result<sockaddr_storage> listener = remote_address(link_.send().channel().socket());
   ASSERT_TRUE(listener);
   const wire::Hello& remote = link_.send().endpoint().remote();
   const LogCapture log;
@@ -342,47 +342,35 @@ TEST_F(OneEnd, ResumedTwice_LastSocketIsKept) {
     EXPECT_TRUE(listener_->poll(wire::Secret{1}));
     return ::recv(first.get(), &byte, 1, 0) == 0;
   }));
-  const std::vector<SideChannelSource::Resumed> resumed = listener_->take_resumed([](int) {});
+  const std::vector<Listener::Resumed> resumed = listener_->take_resumed([](int) {});
   ASSERT_EQ(resumed.size(), 1U);
   EXPECT_EQ(resumed[0].key, 7);
   listener_->remove_connection({}, std::nullopt);
   listener_->remove(wire::Secret{1});
 }
 
-// Gives one side channel at a time, of a connection that has been removed and whose key another one has got since.
-class SlowSource final : public SideChannelSource {
- public:
-  void add_connection(const wire::ConnectionEnd&, int key) override { key_ = key; }
-  void remove_connection(const wire::ConnectionEnd&, std::optional<wire::MessageType>) noexcept override {}
-  std::vector<Resumed> take_resumed(const Watch&) override {
-    std::vector<Resumed> resumed;
-    if (++calls > kConnections) return resumed;
-    wire::ConnectionEnd other;
-    other.connection.attempt = 4711;
-    resumed.push_back({other, key_, UniqueFd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0))});
-    return resumed;
-  }
-
-  static constexpr int kConnections = 200;
-  std::atomic<int> calls{0};
-
- private:
-  std::atomic<int> key_{-1};
-};
-
+// One after the other, of a connection that has been removed and whose key another one has got since.
 TEST_F(OneEnd, ManyResumed_AreTakenWithoutPause) {
-  SlowSource source;
-  monitor_->set_source(source);
+  const Result<sockaddr_storage> address = listener_->add(wire::Secret{1});
+  ASSERT_TRUE(address);
   ASSERT_NO_FATAL_FAILURE(watch_receiver());
+  wire::ConnectionEnd other;
+  other.connection.attempt = 4711;
+  listener_->add_connection(other, comm_->channel().key());
+  UniqueFd made;
+  int closed = 0;
   EXPECT_TRUE(ConnectedComms::eventually([&] {
     std::this_thread::yield();
-    return source.calls > SlowSource::kConnections;
-  })) << source.calls;
+    if (!made) made = resume(*address, other);
+    std::uint8_t byte = 0;
+    if (::recv(made.get(), &byte, 1, 0) != 0) return false;
+    made.reset();
+    return ++closed == 200;
+  })) << closed;
   ASSERT_NO_FATAL_FAILURE(say(peer_, wire::Notice::without_body(wire::MessageType::kPing)));
   EXPECT_EQ(next(peer_), wire::MessageType::kPong) << "the side channel has stayed the same";
-  monitor_->unwatch(*comm_);
-  watched_ = false;
-  monitor_.reset();
+  listener_->remove_connection(other, std::nullopt);
+  listener_->remove(wire::Secret{1});
 }
 
 TEST_F(OneEnd, ClosedWhileLost_EndsAtDeadline) {

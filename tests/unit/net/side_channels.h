@@ -12,10 +12,10 @@
 namespace verbatim {
 
 // Ends the TCP connection with an error at both ends.
-inline void reset(const Comm& comm) {
+inline void reset(Comm& comm) {
   const sockaddr none{.sa_family = AF_UNSPEC, .sa_data = {}};
   // Not by libc's function: ThreadSanitizer would take the descriptor for a new one.
-  ASSERT_EQ(::syscall(SYS_connect, comm.side_channel().get(), &none, sizeof none), 0);
+  ASSERT_EQ(::syscall(SYS_connect, comm.channel().key(), &none, sizeof none), 0);
 }
 
 // The listening socket of this process.

@@ -1,4 +1,4 @@
-#include "net/transfer/side_channel.h"
+#include "channel/message_stream.h"
 
 #include <sys/socket.h>
 
@@ -11,13 +11,13 @@
 namespace verbatim {
 
 // The kernel reports the error of a connection once; later calls on the socket find an end of file.
-Result<bool> SideChannel::read_up_to(std::size_t end, const UniqueFd& socket) {
+Result<bool> MessageStream::read_up_to(std::size_t end, const UniqueFd& socket) {
   Result<bool> all = receive_into(socket, std::span(received_).first(end), received_bytes_);
   if (!all && all.error().sys_errno == 0 && send_error_ != 0) return Error{ErrorKind::kRemote, send_error_, "send"};
   return all;
 }
 
-Result<std::optional<SideChannel::Message>> SideChannel::receive(const UniqueFd& socket) {
+Result<std::optional<MessageStream::Message>> MessageStream::receive(const UniqueFd& socket) {
   const Result<bool> begun = read_up_to(wire::kHeaderBytes, socket);
   if (!begun) return begun.error();
   if (!*begun) return std::optional<Message>();
@@ -34,7 +34,7 @@ Result<std::optional<SideChannel::Message>> SideChannel::receive(const UniqueFd&
       Message{header->type, std::span(received_).subspan(wire::kHeaderBytes, header->body_bytes)});
 }
 
-bool SideChannel::send(const UniqueFd& socket, const wire::Notice& notice) {
+bool MessageStream::send(const UniqueFd& socket, const wire::Notice& notice) {
   flush(socket);
   const std::span<const std::uint8_t> bytes = notice.bytes();
   if (bytes.size() > unsent_.size() - unsent_bytes_) return false;
@@ -44,7 +44,7 @@ bool SideChannel::send(const UniqueFd& socket, const wire::Notice& notice) {
   return true;
 }
 
-bool SideChannel::flush(const UniqueFd& socket) {
+bool MessageStream::flush(const UniqueFd& socket) {
   while (unsent_bytes_ != 0) {
     const ssize_t count = ::send(socket.get(), unsent_.data(), unsent_bytes_, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (count > 0) {

@@ -1,6 +1,6 @@
-// The state of one end of a side channel: a message that has arrived in part, and bytes that the socket has not
-// accepted yet. The monitor has one for each connection; the connector and the listen comm make a temporary one for a
-// failure notice. Nothing here allocates or blocks.
+// The messages that cross a socket: one that has arrived in part, and bytes that the socket has not accepted yet.
+// Channel has one; the connector and the listen comm make a temporary one for a failure notice. Nothing here allocates
+// or blocks.
 #pragma once
 
 #include <array>
@@ -15,7 +15,7 @@
 
 namespace verbatim {
 
-class SideChannel {
+class MessageStream {
  public:
   struct Message {
     wire::MessageType type;

@@ -1,0 +1,329 @@
+#include "channel/channel.h"
+
+#include <fcntl.h>
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <new>
+
+#include "base/clock.h"
+#include "base/socket.h"
+
+namespace verbatim {
+namespace {
+
+constexpr std::uint64_t kAttemptTimeoutNs = 5 * kNanosecondsPerSecond;
+// Of the first attempt at each of several addresses.
+constexpr std::uint64_t kFirstAttemptTimeoutNs = 250 * kNanosecondsPerMillisecond;
+// After an error the connecting side begins at once, the other one after this time.
+constexpr std::uint64_t kAcceptingSideWaitsNs = 50 * kNanosecondsPerMillisecond;
+// The peer's monitor answers a ping at once, whatever its application does. If it takes longer than this, the channel
+// is made again, also if the peer was only slow: then nothing is lost.
+constexpr std::uint64_t kAnswerNs = 100 * kNanosecondsPerMillisecond;
+// For so long the connecting side prefers its own attempt to one of the peer, if both ends make one. If the peer has
+// not answered then, another host has the address that it tries.
+constexpr std::uint64_t kPrefersOwnNs = 5 * kNanosecondsPerMillisecond;
+// A channel that is as new as this does not move because its path is down.
+constexpr std::uint64_t kNewNs = kNanosecondsPerSecond;
+constexpr std::uint64_t kFirstPauseNs = 100 * kNanosecondsPerMillisecond;
+constexpr unsigned kMaxDoublings = 7;  // 12.8 s
+// After limit_attempts(); they take 25 s or more. The peer may have ended.
+constexpr unsigned kLastAttempts = 9;
+
+void set_reset_on_close(const UniqueFd& socket, bool resets = true) {
+  const linger option{.l_onoff = resets ? 1 : 0, .l_linger = 0};
+  static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &option, sizeof option));
+}
+
+// From how many bytes on epoll reports the socket as readable.
+void set_low_water(const UniqueFd& socket, int bytes) {
+  ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
+}
+
+// The peer's first message shows that it has accepted the channel, or that it has ended the connection. It stays in the
+// socket.
+enum class Answer : std::uint8_t { kNone, kAccepted, kOther };
+Answer read_answer(const UniqueFd& socket) {
+  std::uint8_t bytes[wire::kHeaderBytes];
+  const ssize_t count = ::recv(socket.get(), bytes, sizeof bytes, MSG_PEEK | MSG_DONTWAIT);
+  if (count < 0 && (errno == EAGAIN || errno == EINTR)) return Answer::kNone;
+  if (count > 0 && count < static_cast<ssize_t>(sizeof bytes)) return Answer::kNone;
+  if (count != static_cast<ssize_t>(sizeof bytes)) return Answer::kOther;
+  const Result<wire::Header> header = wire::decode_header(bytes);
+  if (!header) return Answer::kOther;
+  const wire::MessageType type = header->type;
+  const bool known =
+      type == wire::MessageType::kPing || type == wire::MessageType::kClose || type == wire::MessageType::kFailed;
+  return known ? Answer::kAccepted : Answer::kOther;
+}
+
+}  // namespace
+
+Status Channel::open(const Host& host, const Ends& ends) {
+  if (const Status watched = host.handler.watch(key(), EventHandler::kReadable, key()); !watched) return watched;
+  host_ = &host;
+  ends_ = ends;
+  dialed_ = ends.own.connecting != 0;
+  find_path();
+  return {};
+}
+
+void Channel::stop() {
+  host_->handler.unwatch(key());
+  end_loss();
+}
+
+bool Channel::send_ping() {
+  if (!send(wire::Notice::without_body(wire::MessageType::kPing))) return false;
+  ++pings_sent_;
+  return true;
+}
+
+bool Channel::is_acknowledged() const {
+  int bytes = 0;
+  return ::ioctl(socket_.get(), SIOCOUTQ, &bytes) == 0 && bytes == 0;
+}
+
+Result<std::optional<Channel::Message>> Channel::receive() {
+  Result<std::optional<Message>> message = stream_.receive(socket_);
+  if (!message || !*message) return message;
+  // When the send buffer is full the peer has unread pongs: it needs no other.
+  if ((*message)->type == wire::MessageType::kPing) send(wire::Notice::without_body(wire::MessageType::kPong));
+  if ((*message)->type == wire::MessageType::kPong) receive_pong();
+  return message;
+}
+
+void Channel::receive_pong() {
+  ++pongs_received_;
+  if (static_cast<std::int32_t>(pongs_received_ - awaited_pongs_) < 0) return;
+  answer_due_ns_ = 0;
+  // Once kResume is sent, the peer may use the new one.
+  if (lost_ != nullptr && lost_->moves && !lost_->resume_sent) end_loss();
+}
+
+// A socket that has been reset has no addresses any more.
+void Channel::find_path() {
+  const Result<sockaddr_storage> peer = remote_address(socket_);
+  const Result<sockaddr_storage> own = local_address(socket_);
+  if (!peer || !own || (peer->ss_family != AF_INET && peer->ss_family != AF_INET6)) return;
+  if (path_ == nullptr) path_.reset(new (std::nothrow) Path);
+  if (path_ != nullptr) *path_ = {*own, *peer};
+}
+
+// Whether this end or the peer has an address that the channel does not use.
+bool Channel::has_other_path() const {
+  if (ends_.peer.empty()) return false;
+  if (host_->interfaces.size() > 1 || path_ == nullptr) return true;
+  const wire::Address used = wire::to_address(path_->peer);
+  return std::ranges::any_of(ends_.peer, [&](const wire::Address& address) { return address.ip != used.ip; });
+}
+
+// The address that was used comes first, and last if the channel moves.
+void Channel::find_targets(Lost& lost) const {
+  const wire::Address peer = path_ != nullptr ? wire::to_address(path_->peer) : wire::Address{};
+  const bool is_listener = path_ != nullptr && dialed_;
+  if (is_listener) lost.targets[lost.target_count++] = peer;
+  for (const wire::Address& address : ends_.peer) {
+    if (!is_listener || address != peer) lost.targets[lost.target_count++] = address;
+  }
+  if (!lost.moves || path_ == nullptr) return;
+  std::stable_partition(lost.targets.begin(), lost.targets.begin() + lost.target_count,
+                        [&](const wire::Address& address) { return address.ip != peer.ip; });
+}
+
+// The address from which an attempt is made; AF_UNSPEC: as the kernel's routes say.
+sockaddr_storage Channel::source_of(const sockaddr_storage& target) const {
+  const bool moves = lost_->moves;
+  if (path_ != nullptr && !moves && wire::to_address(target).ip == wire::to_address(path_->peer).ip) return path_->own;
+  const sockaddr_storage except = moves && path_ != nullptr ? path_->own : sockaddr_storage{};
+  return address_in_subnet_of(target, host_->interfaces, except).value_or(sockaddr_storage{});
+}
+
+// Whether nothing but the peer has the address of the present attempt: another host may have one that the peer uses in
+// a network of its own.
+bool Channel::is_peers_for_sure() const {
+  return (dialed_ && path_ != nullptr && target() == wire::to_address(path_->peer)) ||
+         (!ends_.peer.empty() && target() == ends_.peer.front());
+}
+
+// After an attempt at the last address. Channels that are lost together do not try again together.
+std::uint64_t Channel::pause_ns() const {
+  if ((lost_->failed_attempts + 1) % lost_->target_count != 0) return 0;
+  const std::uint64_t pause = kFirstPauseNs << std::min(lost_->failed_attempts / lost_->target_count, kMaxDoublings);
+  return pause + pause / 8 * (static_cast<unsigned>(key()) % 8);
+}
+
+bool Channel::begin_loss(std::uint64_t now, bool moves) {
+  lost_.reset(new (std::nothrow) Lost);
+  if (lost_ == nullptr) return false;
+  lost_->moves = moves;
+  find_targets(*lost_);
+  lost_->attempt_ns = now + (moves || ends_.own.connecting != 0 ? 0 : kAcceptingSideWaitsNs);
+  if (lost_->target_count == 0) lost_->attempt_ns = kNever;
+  answer_due_ns_ = 0;
+  return true;
+}
+
+void Channel::drop_attempt() {
+  if (!lost_->attempt) return;
+  host_->handler.unwatch(lost_->attempt.get());
+  close_with_reset(lost_->attempt);
+  lost_->resume_sent = false;
+}
+
+void Channel::end_loss() {
+  if (lost_ == nullptr) return;
+  drop_attempt();
+  if (lost_->offered) close_with_reset(lost_->offered);
+  lost_.reset();
+}
+
+bool Channel::lose(std::uint64_t now) {
+  end_loss();  // it may have been moving
+  if (!begin_loss(now, false)) return false;
+  host_->handler.unwatch(key());
+  stream_.reset();
+  return true;
+}
+
+void Channel::limit_attempts() {
+  if (lost_ != nullptr && !std::exchange(lost_->is_limited, true)) lost_->failed_attempts = 0;
+}
+
+void Channel::set_refused(bool refused) {
+  if (lost_->moves) return;  // the old one tells how the peer is
+  lost_->refused = refused;
+  if (refused) ++lost_->refusals;
+}
+
+Channel::Change Channel::give_up_attempt(std::uint64_t now) {
+  drop_attempt();
+  lost_->attempt_ns = now + pause_ns();
+  ++lost_->failed_attempts;
+  if (lost_->is_limited && lost_->failed_attempts >= kLastAttempts * lost_->target_count) lost_->attempt_ns = kNever;
+  return Change::kNone;
+}
+
+void Channel::begin_attempt(std::uint64_t now) {
+  const sockaddr_storage to = wire::to_sockaddr(target());
+  Result<UniqueFd> socket = tcp_connect(to, source_of(to));
+  if (is_peers_for_sure()) set_refused(!socket && socket.error().sys_errno == ECONNREFUSED);
+  if (socket) {
+    lost_->attempt = std::move(*socket);
+    const bool is_short = lost_->target_count > 1 && lost_->failed_attempts < lost_->target_count;
+    lost_->attempt_ns = now + (is_short ? kFirstAttemptTimeoutNs : kAttemptTimeoutNs);
+    if (host_->handler.watch(lost_->attempt.get(), EventHandler::kWritableOnce, key())) return;
+  }
+  give_up_attempt(now);
+}
+
+Channel::Change Channel::ready(std::uint64_t now) {
+  if (lost_ == nullptr || !lost_->attempt) return Change::kNone;
+  const UniqueFd& attempt = lost_->attempt;
+  if (!lost_->resume_sent) {
+    const Result<bool> connected = tcp_connected(attempt);
+    if (is_peers_for_sure()) set_refused(!connected && connected.error().sys_errno == ECONNREFUSED);
+    if (connected && !*connected) {
+      if (host_->handler.watch(attempt.get(), EventHandler::kWritableOnce, key())) return Change::kNone;
+    } else if (connected) {
+      const wire::Notice resume = wire::Notice::resume(ends_.own.other());
+      const std::span<const std::uint8_t> bytes = resume.bytes();
+      const ssize_t sent = ::send(attempt.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+      lost_->resume_sent = sent == static_cast<ssize_t>(bytes.size());
+      set_low_water(attempt, wire::kHeaderBytes);
+      if (lost_->resume_sent && host_->handler.watch(attempt.get(), EventHandler::kReadableOnce, key())) {
+        return Change::kNone;
+      }
+    }
+    return give_up_attempt(now);
+  }
+  const Answer answer = read_answer(attempt);
+  if (answer == Answer::kNone && host_->handler.watch(attempt.get(), EventHandler::kReadableOnce, key())) {
+    return Change::kNone;
+  }
+  const bool moves = lost_->moves;
+  if (answer == Answer::kAccepted && replace(std::move(lost_->attempt), true, now)) {
+    return moves ? Change::kMoved : Change::kNew;
+  }
+  return give_up_attempt(now);
+}
+
+Channel::Change Channel::accept(UniqueFd socket, std::uint64_t now) {
+  if (!is_established(socket)) {
+    close_with_reset(socket);
+    return Change::kNone;
+  }
+  // Both ends make it again. The peer gives up its attempt when it gets this one.
+  if (lost_ == nullptr || !lost_->resume_sent || ends_.own.connecting == 0) return use(std::move(socket), now);
+  if (!lost_->offered) lost_->offered_ns = now + kPrefersOwnNs;
+  if (lost_->offered) close_with_reset(lost_->offered);  // the peer has given that one up
+  lost_->offered = std::move(socket);
+  return Change::kNone;
+}
+
+Channel::Change Channel::advance(std::uint64_t now) {
+  if (lost_ == nullptr) return Change::kNone;
+  if (lost_->offered && (now >= lost_->offered_ns || !lost_->attempt)) {
+    UniqueFd offered = std::move(lost_->offered);
+    if (is_established(offered)) return use(std::move(offered), now);
+    close_with_reset(offered);
+  }
+  if (now < lost_->attempt_ns) return Change::kNone;
+  if (lost_->attempt) return give_up_attempt(now);
+  begin_attempt(now);
+  return Change::kNone;
+}
+
+std::uint64_t Channel::due_ns() const {
+  if (lost_ == nullptr) return kNever;
+  return std::min(lost_->attempt_ns, lost_->offered ? lost_->offered_ns : kNever);
+}
+
+// Puts the socket in the place of the channel's, whose descriptor number stays the same.
+bool Channel::replace(UniqueFd socket, bool dialed, std::uint64_t now) {
+  host_->handler.unwatch(key());
+  host_->handler.unwatch(socket.get());
+  set_low_water(socket, 1);
+  // The old one, or the new one if a call fails, ends with a reset: an end of file is the end of the process.
+  set_reset_on_close(socket_);
+  set_reset_on_close(socket);
+  if (::dup3(socket.get(), key(), O_CLOEXEC) < 0) return false;
+  if (!host_->handler.watch(key(), EventHandler::kReadable, key())) return false;
+  set_reset_on_close(socket_, false);
+  stream_.reset();
+  dialed_ = dialed;
+  pings_sent_ = pongs_received_ = 0;
+  answer_due_ns_ = 0;
+  since_ns_ = now;
+  find_path();
+  end_loss();
+  return true;
+}
+
+// One that the peer has made.
+Channel::Change Channel::use(UniqueFd socket, std::uint64_t now) {
+  const bool moves = lost_ != nullptr && lost_->moves;
+  if (!replace(std::move(socket), false, now)) return lost_ == nullptr ? Change::kBroken : Change::kNone;
+  send_ping();
+  return moves ? Change::kMoved : Change::kNew;
+}
+
+void Channel::ask_for_answer(std::uint64_t now, bool is_down) {
+  if (answer_due_ns_ != 0 || lost_ != nullptr || !has_other_path()) return;
+  send_ping();
+  awaited_pongs_ = pings_sent_;
+  const bool is_new = since_ns_ != 0 && now - since_ns_ < kNewNs;
+  answer_due_ns_ = is_down && !is_new ? now : now + kAnswerNs;
+}
+
+std::uint64_t Channel::expect_answer(std::uint64_t now) {
+  if (answer_due_ns_ == 0 || lost_ != nullptr) return kNever;
+  if (now < answer_due_ns_) return answer_due_ns_;
+  return begin_loss(now, true) ? lost_->attempt_ns : kNever;
+}
+
+}  // namespace verbatim
