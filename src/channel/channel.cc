@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <new>
 
 #include "base/clock.h"
@@ -33,6 +34,21 @@ constexpr std::uint64_t kFirstPauseNs = 100 * kNanosecondsPerMillisecond;
 constexpr unsigned kMaxDoublings = 7;  // 12.8 s
 // After limit_attempts(); they take 25 s or more. The peer may have ended.
 constexpr unsigned kLastAttempts = 9;
+// Beyond it messages wait at the caller.
+constexpr std::size_t kMaxKept = 32;
+
+bool must_arrive(wire::MessageType type) {
+  switch (type) {
+    case wire::MessageType::kPing:
+    case wire::MessageType::kPong:
+    case wire::MessageType::kAck:
+    case wire::MessageType::kStatusQuery:
+    case wire::MessageType::kStatusReply:
+      return false;
+    default:
+      return true;
+  }
+}
 
 void set_reset_on_close(const UniqueFd& socket, bool resets = true) {
   const linger option{.l_onoff = resets ? 1 : 0, .l_linger = 0};
@@ -57,15 +73,15 @@ Answer read_answer(const UniqueFd& socket) {
   if (!header) return Answer::kOther;
   const wire::MessageType type = header->type;
   const bool known =
-      type == wire::MessageType::kPing || type == wire::MessageType::kClose || type == wire::MessageType::kFailed;
+      type == wire::MessageType::kAck || type == wire::MessageType::kClose || type == wire::MessageType::kFailed;
   return known ? Answer::kAccepted : Answer::kOther;
 }
 
 }  // namespace
 
-Status Channel::open(const Host& host, const Ends& ends) {
-  if (const Status watched = host.handler.watch(key(), EventHandler::kReadable, key()); !watched) return watched;
-  host_ = &host;
+Status Channel::open(const Process& process, const Ends& ends) {
+  if (const Status watched = process.handler.watch(key(), EventHandler::kReadable, key()); !watched) return watched;
+  process_ = &process;
   ends_ = ends;
   dialed_ = ends.own.connecting != 0;
   find_path();
@@ -73,8 +89,45 @@ Status Channel::open(const Host& host, const Ends& ends) {
 }
 
 void Channel::stop() {
-  host_->handler.unwatch(key());
+  process_->handler.unwatch(key());
   end_loss();
+  ends_.peer = {};  // it does not move any more
+  answer_due_ns_ = 0;
+}
+
+bool Channel::has_room() {
+  try {
+    kept_.reserve(kept_.size() + 1);
+    return kept_.size() < kMaxKept;
+  } catch (...) {
+    return false;
+  }
+}
+
+bool Channel::send(const wire::Notice& notice) {
+  if (!must_arrive(notice.type())) return is_open() && stream_.send(socket_, notice);
+  try {
+    kept_.push_back(notice);
+    flush();
+    return true;
+  } catch (...) {  // no memory to keep it: it is sent once, if none is kept
+    if (!is_open() || !kept_.empty()) return false;
+    if (!stream_.send(socket_, wire::Notice::ack({received_, acknowledged_}))) return false;
+    if (!stream_.send(socket_, notice)) return false;
+    ++acknowledged_;
+    return true;
+  }
+}
+
+bool Channel::flush() {
+  if (!is_open()) return true;
+  while (acknowledges_ || transmitted_ < kept_.size()) {
+    if (!stream_.send(socket_, wire::Notice::ack({received_, acknowledged_ + transmitted_}))) break;
+    acknowledges_ = false;
+    if (transmitted_ == kept_.size() || !stream_.send(socket_, kept_[transmitted_])) break;
+    ++transmitted_;
+  }
+  return stream_.flush(socket_) && !acknowledges_ && transmitted_ == kept_.size();
 }
 
 bool Channel::send_ping() {
@@ -89,12 +142,37 @@ bool Channel::is_acknowledged() const {
 }
 
 Result<std::optional<Channel::Message>> Channel::receive() {
-  Result<std::optional<Message>> message = stream_.receive(socket_);
-  if (!message || !*message) return message;
-  // When the send buffer is full the peer has unread pongs: it needs no other.
-  if ((*message)->type == wire::MessageType::kPing) send(wire::Notice::without_body(wire::MessageType::kPong));
-  if ((*message)->type == wire::MessageType::kPong) receive_pong();
-  return message;
+  while (true) {
+    Result<std::optional<Message>> message = stream_.receive(socket_);
+    if (!message || !*message) return message;
+    const wire::MessageType type = (*message)->type;
+    // When the send buffer is full the peer has unread pongs: it needs no other.
+    if (type == wire::MessageType::kPing) send(wire::Notice::without_body(wire::MessageType::kPong));
+    if (type == wire::MessageType::kPong) receive_pong();
+    if (type == wire::MessageType::kAck && !receive_ack((*message)->body)) {
+      return Error{ErrorKind::kRemote, EPROTO, "a message on the side channel"};
+    }
+    if (!must_arrive(type) || !peers_number_) return message;
+    acknowledges_ = true;
+    if ((*peers_number_)++ < received_) continue;  // a repeat
+    ++received_;
+    return message;
+  }
+}
+
+// False: the peer cannot have received so many, or leaves some out.
+bool Channel::receive_ack(std::span<const std::uint8_t> body) {
+  const std::optional<wire::Ack> ack = wire::decode_ack(body);
+  if (!ack || ack->number > received_) return false;
+  peers_number_ = ack->number;
+  if (ack->received <= acknowledged_) return true;
+  if (ack->received - acknowledged_ > kept_.size()) return false;
+  const auto number = static_cast<std::size_t>(ack->received - acknowledged_);
+  kept_.erase(kept_.begin(), kept_.begin() + static_cast<std::ptrdiff_t>(number));
+  acknowledged_ = ack->received;
+  transmitted_ -= std::min(transmitted_, number);
+  if (kept_.empty()) kept_.shrink_to_fit();
+  return true;
 }
 
 void Channel::receive_pong() {
@@ -110,21 +188,31 @@ void Channel::find_path() {
   const Result<sockaddr_storage> peer = remote_address(socket_);
   const Result<sockaddr_storage> own = local_address(socket_);
   if (!peer || !own || (peer->ss_family != AF_INET && peer->ss_family != AF_INET6)) return;
-  if (path_ == nullptr) path_.reset(new (std::nothrow) Path);
-  if (path_ != nullptr) *path_ = {*own, *peer};
+  if (path_ == nullptr) path_.reset(new (std::nothrow) ShortPath);
+  if (path_ == nullptr) return;
+  std::memcpy(&path_->own, &*own, sizeof path_->own);
+  std::memcpy(&path_->peer, &*peer, sizeof path_->peer);
+}
+
+std::optional<Channel::Path> Channel::path() const {
+  if (path_ == nullptr) return std::nullopt;
+  Path wide{};
+  std::memcpy(&wide.own, &path_->own, sizeof path_->own);
+  std::memcpy(&wide.peer, &path_->peer, sizeof path_->peer);
+  return wide;
 }
 
 // Whether this end or the peer has an address that the channel does not use.
 bool Channel::has_other_path() const {
   if (ends_.peer.empty()) return false;
-  if (host_->interfaces.size() > 1 || path_ == nullptr) return true;
-  const wire::Address used = wire::to_address(path_->peer);
+  if (process_->interfaces.size() > 1 || path_ == nullptr) return true;
+  const wire::Address used = wire::to_address(path()->peer);
   return std::ranges::any_of(ends_.peer, [&](const wire::Address& address) { return address.ip != used.ip; });
 }
 
 // The address that was used comes first, and last if the channel moves.
 void Channel::find_targets(Lost& lost) const {
-  const wire::Address peer = path_ != nullptr ? wire::to_address(path_->peer) : wire::Address{};
+  const wire::Address peer = path_ != nullptr ? wire::to_address(path()->peer) : wire::Address{};
   const bool is_listener = path_ != nullptr && dialed_;
   if (is_listener) lost.targets[lost.target_count++] = peer;
   for (const wire::Address& address : ends_.peer) {
@@ -138,15 +226,16 @@ void Channel::find_targets(Lost& lost) const {
 // The address from which an attempt is made; AF_UNSPEC: as the kernel's routes say.
 sockaddr_storage Channel::source_of(const sockaddr_storage& target) const {
   const bool moves = lost_->moves;
-  if (path_ != nullptr && !moves && wire::to_address(target).ip == wire::to_address(path_->peer).ip) return path_->own;
-  const sockaddr_storage except = moves && path_ != nullptr ? path_->own : sockaddr_storage{};
-  return address_in_subnet_of(target, host_->interfaces, except).value_or(sockaddr_storage{});
+  if (path_ != nullptr && !moves && wire::to_address(target).ip == wire::to_address(path()->peer).ip)
+    return path()->own;
+  const sockaddr_storage except = moves && path_ != nullptr ? path()->own : sockaddr_storage{};
+  return address_in_subnet_of(target, process_->interfaces, except).value_or(sockaddr_storage{});
 }
 
 // Whether nothing but the peer has the address of the present attempt: another host may have one that the peer uses in
 // a network of its own.
 bool Channel::is_peers_for_sure() const {
-  return (dialed_ && path_ != nullptr && target() == wire::to_address(path_->peer)) ||
+  return (dialed_ && path_ != nullptr && target() == wire::to_address(path()->peer)) ||
          (!ends_.peer.empty() && target() == ends_.peer.front());
 }
 
@@ -170,7 +259,7 @@ bool Channel::begin_loss(std::uint64_t now, bool moves) {
 
 void Channel::drop_attempt() {
   if (!lost_->attempt) return;
-  host_->handler.unwatch(lost_->attempt.get());
+  process_->handler.unwatch(lost_->attempt.get());
   close_with_reset(lost_->attempt);
   lost_->resume_sent = false;
 }
@@ -185,8 +274,10 @@ void Channel::end_loss() {
 bool Channel::lose(std::uint64_t now) {
   end_loss();  // it may have been moving
   if (!begin_loss(now, false)) return false;
-  host_->handler.unwatch(key());
+  process_->handler.unwatch(key());
   stream_.reset();
+  transmitted_ = 0;
+  peers_number_.reset();
   return true;
 }
 
@@ -210,13 +301,14 @@ Channel::Change Channel::give_up_attempt(std::uint64_t now) {
 
 void Channel::begin_attempt(std::uint64_t now) {
   const sockaddr_storage to = wire::to_sockaddr(target());
+  lost_->resume_sent = false;
   Result<UniqueFd> socket = tcp_connect(to, source_of(to));
   if (is_peers_for_sure()) set_refused(!socket && socket.error().sys_errno == ECONNREFUSED);
   if (socket) {
     lost_->attempt = std::move(*socket);
     const bool is_short = lost_->target_count > 1 && lost_->failed_attempts < lost_->target_count;
     lost_->attempt_ns = now + (is_short ? kFirstAttemptTimeoutNs : kAttemptTimeoutNs);
-    if (host_->handler.watch(lost_->attempt.get(), EventHandler::kWritableOnce, key())) return;
+    if (process_->handler.watch(lost_->attempt.get(), EventHandler::kWritableOnce, key())) return;
   }
   give_up_attempt(now);
 }
@@ -228,28 +320,26 @@ Channel::Change Channel::ready(std::uint64_t now) {
     const Result<bool> connected = tcp_connected(attempt);
     if (is_peers_for_sure()) set_refused(!connected && connected.error().sys_errno == ECONNREFUSED);
     if (connected && !*connected) {
-      if (host_->handler.watch(attempt.get(), EventHandler::kWritableOnce, key())) return Change::kNone;
+      if (process_->handler.watch(attempt.get(), EventHandler::kWritableOnce, key())) return Change::kNone;
     } else if (connected) {
       const wire::Notice resume = wire::Notice::resume(ends_.own.other());
       const std::span<const std::uint8_t> bytes = resume.bytes();
       const ssize_t sent = ::send(attempt.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       lost_->resume_sent = sent == static_cast<ssize_t>(bytes.size());
       set_low_water(attempt, wire::kHeaderBytes);
-      if (lost_->resume_sent && host_->handler.watch(attempt.get(), EventHandler::kReadableOnce, key())) {
+      if (lost_->resume_sent && process_->handler.watch(attempt.get(), EventHandler::kReadableOnce, key())) {
         return Change::kNone;
       }
     }
     return give_up_attempt(now);
   }
   const Answer answer = read_answer(attempt);
-  if (answer == Answer::kNone && host_->handler.watch(attempt.get(), EventHandler::kReadableOnce, key())) {
+  if (answer == Answer::kNone && process_->handler.watch(attempt.get(), EventHandler::kReadableOnce, key())) {
     return Change::kNone;
   }
-  const bool moves = lost_->moves;
-  if (answer == Answer::kAccepted && replace(std::move(lost_->attempt), true, now)) {
-    return moves ? Change::kMoved : Change::kNew;
-  }
-  return give_up_attempt(now);
+  if (answer != Answer::kAccepted) return give_up_attempt(now);
+  const Change change = replace(std::move(lost_->attempt), true, now);
+  return change == Change::kNone ? give_up_attempt(now) : change;
 }
 
 Channel::Change Channel::accept(UniqueFd socket, std::uint64_t now) {
@@ -258,7 +348,8 @@ Channel::Change Channel::accept(UniqueFd socket, std::uint64_t now) {
     return Change::kNone;
   }
   // Both ends make it again. The peer gives up its attempt when it gets this one.
-  if (lost_ == nullptr || !lost_->resume_sent || ends_.own.connecting == 0) return use(std::move(socket), now);
+  if (lost_ == nullptr || !lost_->resume_sent || ends_.own.connecting == 0)
+    return replace(std::move(socket), false, now);
   if (!lost_->offered) lost_->offered_ns = now + kPrefersOwnNs;
   if (lost_->offered) close_with_reset(lost_->offered);  // the peer has given that one up
   lost_->offered = std::move(socket);
@@ -269,7 +360,7 @@ Channel::Change Channel::advance(std::uint64_t now) {
   if (lost_ == nullptr) return Change::kNone;
   if (lost_->offered && (now >= lost_->offered_ns || !lost_->attempt)) {
     UniqueFd offered = std::move(lost_->offered);
-    if (is_established(offered)) return use(std::move(offered), now);
+    if (is_established(offered)) return replace(std::move(offered), false, now);
     close_with_reset(offered);
   }
   if (now < lost_->attempt_ns) return Change::kNone;
@@ -283,32 +374,33 @@ std::uint64_t Channel::due_ns() const {
   return std::min(lost_->attempt_ns, lost_->offered ? lost_->offered_ns : kNever);
 }
 
-// Puts the socket in the place of the channel's, whose descriptor number stays the same.
-bool Channel::replace(UniqueFd socket, bool dialed, std::uint64_t now) {
-  host_->handler.unwatch(key());
-  host_->handler.unwatch(socket.get());
+// Puts the socket in the place of the channel's, whose descriptor number stays the same. kNone: that has failed, and it
+// is lost as before.
+Channel::Change Channel::replace(UniqueFd socket, bool dialed, std::uint64_t now) {
+  const bool was_open = is_open();
+  const bool moves = was_open && lost_ != nullptr;
+  process_->handler.unwatch(key());
+  process_->handler.unwatch(socket.get());
   set_low_water(socket, 1);
   // The old one, or the new one if a call fails, ends with a reset: an end of file is the end of the process.
   set_reset_on_close(socket_);
   set_reset_on_close(socket);
-  if (::dup3(socket.get(), key(), O_CLOEXEC) < 0) return false;
-  if (!host_->handler.watch(key(), EventHandler::kReadable, key())) return false;
+  if (::dup3(socket.get(), key(), O_CLOEXEC) < 0 || !process_->handler.watch(key(), EventHandler::kReadable, key())) {
+    return was_open ? Change::kBroken : Change::kNone;
+  }
   set_reset_on_close(socket_, false);
   stream_.reset();
   dialed_ = dialed;
+  transmitted_ = 0;
+  peers_number_.reset();
+  acknowledges_ = true;  // so the peer knows that its attempt is accepted
   pings_sent_ = pongs_received_ = 0;
   answer_due_ns_ = 0;
   since_ns_ = now;
   find_path();
   end_loss();
-  return true;
-}
-
-// One that the peer has made.
-Channel::Change Channel::use(UniqueFd socket, std::uint64_t now) {
-  const bool moves = lost_ != nullptr && lost_->moves;
-  if (!replace(std::move(socket), false, now)) return lost_ == nullptr ? Change::kBroken : Change::kNone;
-  send_ping();
+  flush();
+  if (has_unacknowledged()) ask_for_answer(now, false);
   return moves ? Change::kMoved : Change::kNew;
 }
 

@@ -3,7 +3,7 @@
 // about the peer, because the management network may have failed alone. It is made over other addresses, too, when the
 // peer does not answer over those that it uses.
 //
-//   open --error--> lost --TCP connect to an address of the peer, kResume, kPing--> open
+//   open --error--> lost --TCP connect to an address of the peer, kResume, kAck--> open
 //                        --kResume of the peer came to the listener--> open
 //
 // Each end knows under which addresses the other one listens, one on each of its interfaces. Both ends may make the
@@ -12,9 +12,15 @@
 // or end. One that is replaced ends with a reset, and an end gives up its attempts with a reset, never with an end of
 // file: the listener may have accepted them, and an end of file means that the process has ended.
 //
-// It never blocks, and allocates only in open() and when it is lost. One thread at a time uses it.
+// Each message that must arrive does so once and in order, until the channel ends: it is kept until the peer has
+// acknowledged it, and sent again on each new TCP connection. It has a number, by which the peer knows repeats. Pings
+// and pongs, queries and replies may get lost with a TCP connection. A listener that knows that a connection has ended
+// answers with the last message of that connection, without a number.
+//
+// It never blocks. One thread at a time uses it, between open() and stop(); after stop() it can still send.
 #pragma once
 
+#include <netinet/in.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -40,13 +46,13 @@ class Channel {
   using Message = MessageStream::Message;
 
   // Of all channels of a process; must outlive them.
-  struct Host {
+  struct Process {
     const EventHandler& handler;  // gets the events of their sockets, with key() as id
     const std::vector<SocketInterface>& interfaces;
   };
   struct Ends {
     wire::ConnectionEnd own;
-    std::span<const wire::Address> peer;  // where it listens; must outlive the channel
+    std::span<const wire::Address> peer;  // where it listens: wire::kMaxAddresses at most; must outlive the channel
   };
   struct Path {
     sockaddr_storage own, peer;
@@ -54,7 +60,7 @@ class Channel {
   // What has become of the channel in a call.
   enum class Change : std::uint8_t {
     kNone,
-    kNew,     // it is a new one: what was sent over the old one may not have arrived
+    kNew,     // it is a new one
     kMoved,   // likewise, and the old one had not ended
     kBroken,  // the peer has made a new one, which could not be used: call lose()
   };
@@ -65,23 +71,26 @@ class Channel {
   // By which its events are known. It stays the same.
   int key() const { return socket_.get(); }
 
-  // From now on its events are reported. The functions below are used between open() and stop(), the first ones and
-  // flush() also after it.
-  Status open(const Host& host, const Ends& ends);
+  // From now on its events are reported. An error: of epoll_ctl.
+  Status open(const Process& process, const Ends& ends);
   // It is no longer read, nor made again.
   void stop();
 
   // Not while it is lost. Also while it moves: then the old one is used until the new one answers.
   bool is_open() const { return lost_ == nullptr || lost_->moves; }
-  // False: it is lost, or the peer has not read for a long time.
-  bool send(const wire::Notice& notice) { return is_open() && stream_.send(socket_, notice); }
+  // False: there is no memory, or, of a message that may get lost: it is lost, or the peer has not read for a long
+  // time.
+  bool send(const wire::Notice& notice);
+  // For another message about lanes. kFailed and kClose do not need it.
+  bool has_room();
+  bool has_unacknowledged() const { return !kept_.empty(); }
   bool send_ping();
-  // Returns true when the socket has all bytes.
-  bool flush() { return stream_.flush(socket_); }
+  // Returns true when the socket has all bytes that may be sent now.
+  bool flush();
   bool has_unsent() const { return stream_.has_unsent(); }
   // Whether the peer's host has acknowledged everything that was sent; the kernel does so while the process is stopped.
   bool is_acknowledged() const;
-  // As MessageStream::receive. Pings are answered, and counted: the caller has nothing to do with them or with pongs.
+  // As MessageStream::receive. The caller has nothing to do with pings, pongs and acknowledgements.
   Result<std::optional<Message>> receive();
 
   // It has ended with an error. False: there is no memory to make it again.
@@ -109,8 +118,8 @@ class Channel {
   // Begins to move if that answer is overdue. Returns when to look again.
   std::uint64_t expect_answer(std::uint64_t now);
 
-  // nullptr: not known, as of a socket that was reset at once.
-  const Path* path() const { return path_.get(); }
+  // nullopt: not known, as of a socket that was reset at once.
+  std::optional<Path> path() const;
 
  private:
   // While it is made again.
@@ -144,21 +153,30 @@ class Channel {
   Change give_up_attempt(std::uint64_t now);
   void set_refused(bool refused);
   void receive_pong();
-  bool replace(UniqueFd socket, bool dialed, std::uint64_t now);
-  Change use(UniqueFd socket, std::uint64_t now);
+  bool receive_ack(std::span<const std::uint8_t> body);
+  Change replace(UniqueFd socket, bool dialed, std::uint64_t now);
 
   UniqueFd socket_;
   MessageStream stream_;
-  const Host* host_ = nullptr;
+  const Process* process_ = nullptr;
   Ends ends_;
-  std::unique_ptr<Path> path_;
+  struct ShortPath {
+    sockaddr_in6 own, peer;  // or sockaddr_in
+  };
+  std::unique_ptr<ShortPath> path_;
   bool dialed_ = false;  // this end has made it: the port of the peer's address is that of its listener
   std::unique_ptr<Lost> lost_;
-  std::uint32_t pings_sent_ = 0;      // on this socket
-  std::uint32_t pongs_received_ = 0;  // likewise
-  std::uint32_t awaited_pongs_ = 0;   // by answer_due_ns_
-  std::uint64_t answer_due_ns_ = 0;   // 0: no answer is awaited
-  std::uint64_t since_ns_ = 0;        // when it was made again
+  std::vector<wire::Notice> kept_;             // which the peer has not acknowledged
+  std::size_t transmitted_ = 0;                // of `kept_`, on this socket
+  std::uint64_t acknowledged_ = 0;             // by the peer: the number of the first one in `kept_`
+  std::uint64_t received_ = 0;                 // of the peer's
+  std::optional<std::uint64_t> peers_number_;  // of the peer's next one on this socket, when it has said so
+  bool acknowledges_ = false;                  // `received_` is to be sent
+  std::uint32_t pings_sent_ = 0;               // on this socket
+  std::uint32_t pongs_received_ = 0;           // likewise
+  std::uint32_t awaited_pongs_ = 0;            // by answer_due_ns_
+  std::uint64_t answer_due_ns_ = 0;            // 0: no answer is awaited
+  std::uint64_t since_ns_ = 0;                 // when it was made again
 };
 
 }  // namespace verbatim

@@ -10,7 +10,7 @@
 //
 //   this side                            other side
 //        | ---- kResume: ConnectionEnd -----> |    finds its end, uses this side channel from now on
-//        | <--- kPing ----------------------- |
+//        | <--- kAck ------------------------ |
 //
 // All messages have the same header. kConnect, kAccept and kResume have the ConnectionId first. The ranks of an RMA
 // communicator exchange kConnect and kAccept, too, with another body behind it: wire/rma.h. kReject ends the handshake
@@ -47,6 +47,7 @@ enum class MessageType : std::uint16_t {
   kLaneFenced = 13,
   kLaneOffer = 14,
   kLaneAnswer = 15,
+  kAck = 16,
 };
 
 struct Header {

@@ -7,7 +7,7 @@
 
 namespace verbatim::wire {
 
-Notice::Notice(MessageType type, std::size_t body_bytes) : size_(kHeaderBytes + body_bytes) {
+Notice::Notice(MessageType type, std::size_t body_bytes) : size_(kHeaderBytes + body_bytes), type_(type) {
   put_header(std::span(bytes_).first<kHeaderBytes>(), type, body_bytes);
 }
 
@@ -52,6 +52,10 @@ Notice Notice::status_query(std::uint32_t id) {
 
 Notice Notice::status_reply(const ConnectionStatus& status_reply) {
   return with_body(MessageType::kStatusReply, status_reply);
+}
+
+Notice Notice::ack(const Ack& ack) {
+  return with_body(MessageType::kAck, ack);
 }
 
 Notice Notice::resume(const ConnectionEnd& end) {
@@ -102,6 +106,13 @@ std::optional<ConnectionStatus> decode_status_reply(std::span<const std::uint8_t
   const auto status_reply = reader.get<ConnectionStatus>();
   if (!reader.complete() || status_reply.sends > 1) return std::nullopt;
   return status_reply;
+}
+
+std::optional<Ack> decode_ack(std::span<const std::uint8_t> body) {
+  Reader reader(body);
+  const auto ack = reader.get<Ack>();
+  if (!reader.complete()) return std::nullopt;
+  return ack;
 }
 
 std::optional<LaneDown> decode_lane_down(std::span<const std::uint8_t> body) {

@@ -8,10 +8,11 @@
 //   kLaneFenced   this end has no work outstanding on the lane; with what has arrived there
 //   kLaneOffer    of a sender: new QPs for a lane that is down at both ends
 //   kLaneAnswer   of a receiver: its new QPs, which are connected to those of the offer
+//   kAck          how many messages have come of those that must arrive: kClose, kFailed, and those about lanes
 //   kResume       only as the first message of a new TCP connection: the side channel of a connection is made again
 //
-// A notice has the handshake's header and a small body. Nothing here allocates, because the monitor has to send it when
-// memory has run out.
+// A notice has the handshake's header and a small body. Nothing here allocates, because the monitor has to send a
+// failure when memory has run out.
 #pragma once
 
 #include <array>
@@ -32,6 +33,7 @@ constexpr std::size_t kMaxNoticeBytes = kHeaderBytes + kMaxNoticeBody;
 class Notice {
  public:
   std::span<const std::uint8_t> bytes() const { return std::span(bytes_).first(size_); }
+  MessageType type() const { return type_; }
 
   static Notice without_body(MessageType type) { return Notice(type, 0); }
   // `kind` kNone: closed with outstanding operations. A text above kMaxFailureText is cut at the end of a statement or
@@ -39,6 +41,7 @@ class Notice {
   static Notice failed(ErrorKind kind, std::string_view text);
   static Notice status_query(std::uint32_t id);
   static Notice status_reply(const struct ConnectionStatus& status_reply);
+  static Notice ack(const struct Ack& ack);
   // `end`: of the receiver of the message.
   static Notice resume(const ConnectionEnd& end);
   static Notice lane_down(const struct LaneDown& down);
@@ -53,6 +56,13 @@ class Notice {
 
   std::array<std::uint8_t, kMaxNoticeBytes> bytes_;
   std::size_t size_;
+  MessageType type_;
+};
+
+// The body of kAck. It counts the messages that must arrive, over all TCP connections of a side channel.
+struct Ack {
+  std::uint64_t received = 0;  // by the sender of this
+  std::uint64_t number = 0;    // of the next one from it on this TCP connection, counted from 0
 };
 
 // The first error of the other end.
@@ -123,6 +133,7 @@ struct LaneAddress {
 std::optional<FailureNotice> decode_failure(std::span<std::uint8_t> body);
 std::optional<std::uint32_t> decode_status_query(std::span<const std::uint8_t> body);
 std::optional<ConnectionStatus> decode_status_reply(std::span<const std::uint8_t> body);
+std::optional<Ack> decode_ack(std::span<const std::uint8_t> body);
 std::optional<ConnectionEnd> decode_resume(std::span<const std::uint8_t> body);
 std::optional<LaneDown> decode_lane_down(std::span<const std::uint8_t> body);
 std::optional<LaneReport> decode_lane_fenced(std::span<const std::uint8_t> body);

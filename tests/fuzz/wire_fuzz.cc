@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "fuzz.h"
 #include "channel/message_stream.h"
+#include "fuzz.h"
 #include "wire/handle.h"
 #include "wire/handshake.h"
 #include "wire/limits.h"
@@ -76,6 +76,7 @@ void decode_notices(std::span<const std::uint8_t> body) {
     require(wire::decode_resume(again.bytes().subspan(wire::kHeaderBytes)) == connection,
             "a decoded identity can be encoded and decoded again");
   }
+  static_cast<void>(wire::decode_ack(body));
   static_cast<void>(wire::decode_lane_down(body));
   if (const auto report = wire::decode_lane_fenced(body)) {
     require(report->qps <= wire::kMaxLaneQps, "a report has at most the QPs of a lane");

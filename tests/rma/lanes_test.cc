@@ -525,7 +525,7 @@ TEST_F(RmaLanes, DeviceDoesNotSayWhatItHasExecuted_NoOtherLaneIsUsed) {
       {"SOFTVERBS_RQ_PSN", "cached", kReport},
       {"SOFTVERBS_RQ_PSN", "set", kReport},
       {"SOFTVERBS_RQ_PSN", "accepted", kReport},
-      {"SOFTVERBS_QP_REUSE", "refused", "refuses a QP that was reset (Invalid argument): its contexts "}};
+      {"SOFTVERBS_QP_REUSE", "refused", "refuses a QP that was reset (Invalid argument): new contexts "}};
   for (const Case& one : cases) {
     SCOPED_TRACE(one.value);
     ::setenv(one.variable, one.value, 1);

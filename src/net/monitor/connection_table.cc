@@ -2,8 +2,8 @@
 
 #include <utility>
 
+#include "net/monitor/channel_losses.h"
 #include "net/monitor/peer_messages.h"
-#include "net/monitor/peer_probe.h"
 
 namespace verbatim {
 
@@ -25,19 +25,16 @@ wire::ConnectionEnd MonitoredConnection::end() const {
 }
 
 void MonitoredConnection::send_failure_notice() {
-  if ((failure_exchanged && !failure_unsent) || peer_closed) return;
+  if (failure_exchanged || peer_closed) return;
   const std::string* text = comm->failure_text();
   const wire::Notice notice =
       text != nullptr ? wire::Notice::failed(comm->error()->kind, *text) : wire::Notice::failed(ErrorKind::kNone, "");
-  if (!send(notice)) return;
-  failure_exchanged = true;
-  failure_unsent = false;
+  failure_exchanged = failure_sent = send(notice);
 }
 
 void MonitoredConnection::fail(ErrorKind kind, const char* why) {
   if (failure_exchanged) return;
-  failure_exchanged = true;
-  failure_unsent = !send(wire::Notice::failed(kind, why));
+  failure_exchanged = failure_sent = send(wire::Notice::failed(kind, why));
   comm->set_failure_reason(kind, why);
   comm->set_event(CommEvent::kFailedByMonitor);
 }
@@ -59,21 +56,21 @@ MonitoredConnection* ConnectionTable::find(int key) {
   return found != connections.end() ? &found->second : nullptr;
 }
 
-void ConnectionTable::end_probe(MonitoredConnection& connection) {
-  if (connection.probe == nullptr) return;
-  if (connection.probe->reported) --reported_losses;
-  connection.probe.reset();
+void ConnectionTable::end_loss(MonitoredConnection& connection) {
+  if (connection.loss == nullptr) return;
+  if (connection.loss->reported) --reported_losses;
+  connection.loss.reset();
 }
 
 void ConnectionTable::stop_channel(MonitoredConnection& connection) {
   connection.comm->channel().stop();
-  end_probe(connection);
+  end_loss(connection);
 }
 
 void ConnectionTable::forget(MonitoredConnection& connection) {
   stop_channel(connection);
   if (connection.resumable) {
-    // A notice that was sent on a side channel that was lost then did not arrive.
+    // A notice that was sent on a side channel that was lost then may not have arrived.
     std::optional<wire::MessageType> last;
     if (!connection.peer_closed) last = connection.closing ? wire::MessageType::kClose : wire::MessageType::kFailed;
     listener->remove_connection(connection.end(), last);

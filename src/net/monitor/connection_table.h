@@ -25,8 +25,8 @@ namespace verbatim {
 
 class DeviceCalls;
 
-// While the side channel is lost (peer_probe.h).
-struct PeerProbe {
+// While the side channel is lost (channel_losses.h).
+struct ChannelLoss {
   int error = 0;  // with which it has ended
   bool reported = false;
   bool overdue = false;       // the answer to the probe
@@ -51,6 +51,7 @@ struct MonitoredConnection {
   wire::ConnectionStatus status(std::uint64_t now) const;
   // Whether it is too early to give up waiting for the QP states.
   bool awaits_qp_state(std::uint64_t now) const { return qp_state_requested && now < qp_state_deadline_ns; }
+  bool has_failed() const { return failure_exchanged || comm->failure_text() != nullptr; }
   // Until it is false, the comm and this entry stay.
   bool has_calls() const { return calls_requested || calls_run; }
   bool send(const wire::Notice& notice) { return comm->channel().send(notice); }
@@ -63,9 +64,9 @@ struct MonitoredConnection {
   std::uint64_t number = 0;  // of the connections of the process, from 1, in the order in which they were made
   const void* owner = nullptr;
   // Together, because a connection's memory is limited.
-  bool peer_closed = false;         // nothing more is read from the side channel
-  bool failure_exchanged = false;   // a failure notice was sent or received
-  bool failure_unsent = false;      // it could not be sent, and is sent later
+  bool peer_closed = false;        // nothing more is read from the side channel
+  bool failure_exchanged = false;  // a failure notice was sent or received
+  bool failure_sent = false;
   bool close_sent = false;          // graceful close
   bool no_answer = false;           // Keepalive has reported that the peer's host acknowledges nothing
   bool resumable = false;           // the listener knows this connection
@@ -89,7 +90,7 @@ struct MonitoredConnection {
   unsigned ticks_without_message = 0;       // of Keepalive, and without progress of RDMA
   ibv_qp_state qp_state = IBV_QPS_UNKNOWN;  // as last read
 
-  std::unique_ptr<PeerProbe> probe;  // while the side channel is lost
+  std::unique_ptr<ChannelLoss> loss;  // while the side channel is lost
 
   StallDetector stall_detector;
   std::uint64_t stall_check_ns = 0;               // when it is due
@@ -130,7 +131,7 @@ struct ConnectionTable {
   void forget(MonitoredConnection& connection) VERBATIM_REQUIRES(mutex);
   // The side channel is no longer read, nor made again.
   void stop_channel(MonitoredConnection& connection) VERBATIM_REQUIRES(mutex);
-  void end_probe(MonitoredConnection& connection) VERBATIM_REQUIRES(mutex);
+  void end_loss(MonitoredConnection& connection) VERBATIM_REQUIRES(mutex);
   // The monitor logs the line without the mutex. `make` returns its text. Without memory there is no line.
   template <typename Make>
   void log(LogLevel level, Make make) noexcept VERBATIM_REQUIRES(mutex) {
@@ -148,7 +149,7 @@ struct ConnectionTable {
   EventLoop loop;
   EventHandler handler;                     // of side channels, by the keys of `connections`; and of what is due
   std::vector<SocketInterface> interfaces;  // of this process, for side channels; before the loop runs
-  const Channel::Host host{handler, interfaces};
+  const Channel::Process process{handler, interfaces};
   Mutex mutex;
   std::condition_variable_any changed;  // QP states were read, or a closed comm was destroyed
   Connections connections VERBATIM_GUARDED_BY(mutex);

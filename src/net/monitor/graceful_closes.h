@@ -2,7 +2,7 @@
 //
 //   watched --Monitor::close_gracefully--> closing --peer's close, end of file or deadline--> being destroyed
 //
-// The side channel of a connection that is closing may get lost too (peer_probe.h): the close message is sent when
+// The side channel of a connection that is closing may get lost too (channel_losses.h): the close message is sent when
 // it is made again. At the deadline the listener keeps it for the peer.
 #pragma once
 

@@ -9,10 +9,10 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/socket.h"
+#include "net/monitor/channel_losses.h"
 #include "net/monitor/device_events.h"
 #include "net/monitor/graceful_closes.h"
 #include "net/monitor/peer_messages.h"
-#include "net/monitor/peer_probe.h"
 #include "runtime/worker.h"
 
 namespace verbatim {
@@ -117,7 +117,7 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
   table_.deadlines.prepare();
   MonitoredConnection& connection = table_.connections[fd];
   connection.comm = &comm;
-  if (const Status added = comm.channel().open(table_.host, {connection.end(), comm.endpoint().remote().addresses});
+  if (const Status added = comm.channel().open(table_.process, {connection.end(), comm.endpoint().remote().addresses});
       !added) {
     table_.connections.erase(fd);
     VERBATIM_WARN("watching a connection failed: %s: %s%s", added.error().operation,
@@ -216,7 +216,7 @@ std::uint64_t Monitor::accept_channels() noexcept {
       if (connection == nullptr || !connection->resumable || connection->end() != end) continue;
       if (connection->peer_closed) continue;
       table_.mark_changed(*connection);
-      channel_changed(table_, *connection, connection->comm->channel().accept(std::move(socket), now));
+      channel_changed(table_, *connection, connection->comm->channel().accept(std::move(socket), monotonic_ns()));
     }
     return now + (resumed.empty() ? kAcceptPeriodNs : kNextAcceptNs);
   } catch (...) {  // no memory: the peers try again
@@ -297,11 +297,13 @@ void Monitor::attend(MonitoredConnection& connection, std::uint64_t now) {
     next = std::min(next, look_after_lanes(connection, now));
   }
   Channel& channel = connection.comm->channel();
-  if (!closing && !connection.peer_closed) next = std::min(next, channel.expect_answer(now));
+  if (!closing) next = std::min(next, channel.expect_answer(now));
   next = std::min(next, channel.due_ns());
-  if (connection.probe != nullptr) next = std::min({next, connection.probe->probe_ns, connection.probe->check_ns});
-  const bool unsent = !channel.flush();
-  if (unsent || (closing && !connection.close_sent && channel.is_open())) next = std::min(next, now + kSendRetryNs);
+  if (connection.loss != nullptr) next = std::min({next, connection.loss->probe_ns, connection.loss->check_ns});
+  const bool has_notice = !connection.peer_closed && !connection.failure_exchanged && channel.is_open() &&
+                          connection.comm->has_lane_notice();
+  const bool waits = has_notice || (closing && !connection.close_sent);  // for room, or memory
+  if (!channel.flush() || waits) next = std::min(next, now + kSendRetryNs);
   table_.deadlines.set(connection, std::max(next, now + 1));  // later than `now`: the loop that calls this must end
 }
 

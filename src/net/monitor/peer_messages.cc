@@ -4,9 +4,9 @@
 #include <cstdio>
 
 #include "base/clock.h"
+#include "net/monitor/channel_losses.h"
 #include "net/monitor/device_calls.h"
 #include "net/monitor/keepalive.h"
-#include "net/monitor/peer_probe.h"
 
 namespace verbatim {
 namespace {
@@ -17,8 +17,10 @@ constexpr int kMaxMessagesPerRead = 16;
 // An end of file means that the peer process has ended. Another error may be the network's alone.
 void handle_channel_error(ConnectionTable& table, MonitoredConnection& connection, int error)
     VERBATIM_REQUIRES(table.mutex) {
-  const bool failed = connection.failure_exchanged || connection.comm->failure_text() != nullptr;
-  if (error != 0 && !failed && lose_channel(table, connection, error)) return;
+  // The notice of this end's failure may have been lost with the TCP connection.
+  const bool goes_on =
+      !connection.has_failed() || (connection.failure_sent && connection.comm->channel().has_unacknowledged());
+  if (error != 0 && goes_on && lose_channel(table, connection, error)) return;
   handle_peer_end(table, connection, CommEvent::kPeerDisconnected);
 }
 
@@ -51,6 +53,7 @@ void handle(ConnectionTable& table, MonitoredConnection& connection, const Chann
       return handle_peer_end(table, connection, CommEvent::kPeerClosed);
     case wire::MessageType::kPing:
     case wire::MessageType::kPong:
+    case wire::MessageType::kAck:
       return;  // the channel's own
     case wire::MessageType::kStatusQuery:
       connection.unanswered_query = wire::decode_status_query(message.body);
@@ -114,17 +117,15 @@ void read_peer_messages(ConnectionTable& table, MonitoredConnection& connection)
 
 void send_due_messages(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now) {
   connection.lanes_change = connection.comm->advance_lanes_for_idle() && !connection.peer_closed;
+  Channel& channel = connection.comm->channel();
   bool sent = false;
-  connection.comm->send_lane_notices([&](const wire::Notice& notice) {
-    const bool accepted = connection.send(notice);
-    sent = sent || accepted;
-    return accepted;
-  });
+  while (channel.is_open() && connection.comm->has_lane_notice() && channel.has_room()) {
+    if (const std::optional<wire::Notice> notice = connection.comm->take_lane_notice()) sent = channel.send(*notice);
+  }
   if (sent) {
-    Channel& channel = connection.comm->channel();
-    const Channel::Path* const path = channel.path();
-    channel.ask_for_answer(now, path != nullptr && connection.comm->has_lane_down(wire::to_address(path->own).ip,
-                                                                                  wire::to_address(path->peer).ip));
+    const std::optional<Channel::Path> path = channel.path();
+    channel.ask_for_answer(
+        now, path && connection.comm->has_lane_down(wire::to_address(path->own).ip, wire::to_address(path->peer).ip));
   }
   if (connection.comm->failure_text() != nullptr) connection.send_failure_notice();
   if (std::exchange(connection.query_is_new, false)) DeviceCalls::request_qp_state(table, connection, now);

@@ -127,18 +127,9 @@ class Comm {
   void suspect_cts();
   // Makes new QPs for lanes that are down. Calls verbs that may hang; only DeviceCalls calls it.
   void renew_lanes() noexcept;
-  // Calls `send(notice)` for each notice until it returns false: then the rest is sent later.
-  template <typename Send>
-  void send_lane_notices(Send send) {
-    if (failover_ == nullptr) return;
-    while (const std::optional<LaneNotices::Outgoing> outgoing = failover_->notices.take_notice()) {
-      if (!send(outgoing->notice)) return failover_->notices.unsend(*outgoing);
-    }
-  }
-  // The side channel is another one.
-  void send_lane_notices_again() {
-    if (failover_ != nullptr) failover_->notices.send_again();
-  }
+  bool has_lane_notice() const { return failover_ != nullptr && failover_->notices.has_notice(); }
+  // After has_lane_notice(): the next one to send.
+  std::optional<wire::Notice> take_lane_notice() { return failover_->notices.take_notice(); }
   // Any thread: whether only lanes that are down have the GID that is this address, of this end or of the peer.
   bool has_lane_down(const std::array<std::uint8_t, 16>& own, const std::array<std::uint8_t, 16>& peer) const;
   // An application that waits for nothing may not call: then the monitor acts for it. It declares lanes down whose port

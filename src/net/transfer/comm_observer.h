@@ -9,7 +9,7 @@ class Comm;
 class CommObserver {
  public:
   // `comm` has failed: comm.error() and comm.failure_text() are set. Or it has notices for the peer:
-  // comm.send_lane_notices(). Called by the thread of its data path. The implementation may call only those functions
+  // comm.take_lane_notice(). Called by the thread of its data path. The implementation may call only those functions
   // of the comm that are marked "any thread".
   virtual void comm_changed(Comm& comm) noexcept = 0;
 

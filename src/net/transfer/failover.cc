@@ -134,17 +134,13 @@ void LaneNotices::send_address(wire::MessageType type, const wire::LaneAddress& 
   const MutexLock lock(mutex_);
   per_lane(address.lane).address_type = type;
   per_lane(address.lane).address_out = address;
-  addressed_ |= bit(address.lane);
   unsent_addresses_ |= bit(address.lane);
 }
 
 void LaneNotices::send_empty_report(const wire::LaneDown& down) {
   const MutexLock lock(mutex_);
   per_lane(down.lane).report_out = {.lane = down.lane, .round = down.round};
-  if (per_lane(down.lane).address_out.round <= down.round) {
-    addressed_ &= ~bit(down.lane);
-    unsent_addresses_ &= ~bit(down.lane);
-  }
+  if (per_lane(down.lane).address_out.round <= down.round) unsent_addresses_ &= ~bit(down.lane);
   reported_ |= bit(down.lane);
   unsent_reports_ |= bit(down.lane);
 }
@@ -175,7 +171,7 @@ void LaneNotices::report_all_arrived(std::uint32_t members) {
   reported_ |= asked_;
 }
 
-std::optional<LaneNotices::Outgoing> LaneNotices::take_notice() {
+std::optional<wire::Notice> LaneNotices::take_notice() {
   const MutexLock lock(mutex_);
   const auto take = [](Lanes& unsent) {
     const auto lane = static_cast<std::uint32_t>(std::countr_zero(unsent));
@@ -184,32 +180,19 @@ std::optional<LaneNotices::Outgoing> LaneNotices::take_notice() {
   };
   if (unsent_down_ != 0) {
     const std::uint32_t lane = take(unsent_down_);
-    return Outgoing{wire::Notice::lane_down({lane, per_lane(lane).round}), Kind::kDown, bit(lane)};
+    return wire::Notice::lane_down({lane, per_lane(lane).round});
   }
-  if (unsent_reports_ != 0) {
-    const std::uint32_t lane = take(unsent_reports_);
-    return Outgoing{wire::Notice::lane_fenced(per_lane(lane).report_out), Kind::kReport, bit(lane)};
-  }
+  if (unsent_reports_ != 0) return wire::Notice::lane_fenced(per_lane(take(unsent_reports_)).report_out);
   if (unsent_addresses_ != 0) {
     const std::uint32_t lane = take(unsent_addresses_);
-    const PerLane& of_lane = per_lane(lane);
-    return Outgoing{wire::Notice::lane_address(of_lane.address_type, of_lane.address_out), Kind::kAddress, bit(lane)};
+    return wire::Notice::lane_address(per_lane(lane).address_type, per_lane(lane).address_out);
   }
   return std::nullopt;
 }
 
-void LaneNotices::unsend(const Outgoing& outgoing) {
+bool LaneNotices::has_notice() const {
   const MutexLock lock(mutex_);
-  (outgoing.kind == Kind::kDown     ? unsent_down_
-   : outgoing.kind == Kind::kReport ? unsent_reports_
-                                    : unsent_addresses_) |= outgoing.lane;
-}
-
-void LaneNotices::send_again() {
-  const MutexLock lock(mutex_);
-  unsent_down_ = declared_;
-  unsent_reports_ = reported_;
-  unsent_addresses_ = addressed_;
+  return (unsent_down_ | unsent_reports_ | unsent_addresses_) != 0;
 }
 
 std::unique_ptr<Failover> Failover::create(std::span<const EndpointQp> qps, bool sends, bool reconnects) {

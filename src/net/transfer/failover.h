@@ -82,7 +82,7 @@ class LaneNotices {
   void send_down(std::size_t lane) VERBATIM_EXCLUDES(mutex_);
   // Only the first report of a lane in a round is sent. send_report() sets its round.
   void send_report(wire::LaneReport report) VERBATIM_EXCLUDES(mutex_);
-  // An offer or an answer; it is sent again with the others until the next one.
+  // An offer or an answer.
   void send_address(wire::MessageType type, const wire::LaneAddress& address) VERBATIM_EXCLUDES(mutex_);
   // Of a sender, about a round that it has not begun: nothing is outstanding.
   void send_empty_report(const wire::LaneDown& down) VERBATIM_EXCLUDES(mutex_);
@@ -94,17 +94,9 @@ class LaneNotices {
   bool reported(std::size_t lane) const VERBATIM_EXCLUDES(mutex_);
   // Reports each of those lanes as one on which everything has arrived; `members` receives have been posted.
   void report_all_arrived(std::uint32_t members) VERBATIM_EXCLUDES(mutex_);
-  // A notice to send, nullopt if there is none. Afterwards it counts as sent; unsend() takes that back.
-  enum class Kind : std::uint8_t { kDown, kReport, kAddress };
-  struct Outgoing {
-    wire::Notice notice;
-    Kind kind;
-    Lanes lane;
-  };
-  std::optional<Outgoing> take_notice() VERBATIM_EXCLUDES(mutex_);
-  void unsend(const Outgoing& outgoing) VERBATIM_EXCLUDES(mutex_);
-  // All notices are sent again: those on a side channel that was lost may not have arrived. The peer ignores repeats.
-  void send_again() VERBATIM_EXCLUDES(mutex_);
+  // A notice to send, nullopt if there is none. Afterwards it counts as sent.
+  std::optional<wire::Notice> take_notice() VERBATIM_EXCLUDES(mutex_);
+  bool has_notice() const VERBATIM_EXCLUDES(mutex_);
 
  private:
   struct PerLane {
@@ -128,7 +120,6 @@ class LaneNotices {
   Lanes declared_ VERBATIM_GUARDED_BY(mutex_) = 0;  // down, by this end
   Lanes unsent_down_ VERBATIM_GUARDED_BY(mutex_) = 0;
   Lanes unsent_reports_ VERBATIM_GUARDED_BY(mutex_) = 0;
-  Lanes addressed_ VERBATIM_GUARDED_BY(mutex_) = 0;  // address_out is set
   Lanes unsent_addresses_ VERBATIM_GUARDED_BY(mutex_) = 0;
 };
 

@@ -1,17 +1,23 @@
-// One end of a channel; the test is the other end, and decides what time it is.
+// One end of a channel, where the test is the other end, or both ends. The test decides what time it is.
 #include "channel/channel.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <optional>
+#include <random>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "base/clock.h"
 #include "base/socket.h"
@@ -23,6 +29,22 @@ using Change = Channel::Change;
 using wire::MessageType;
 
 constexpr std::uint64_t kMs = kNanosecondsPerMillisecond;
+
+// 127.0.0.`number`, which Linux has on its loopback interface.
+sockaddr_storage loopback(std::size_t number) {
+  sockaddr_storage address{};
+  auto& v4 = reinterpret_cast<sockaddr_in&>(address);
+  v4.sin_family = AF_INET;
+  v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK - 1 + static_cast<std::uint32_t>(number));
+  return address;
+}
+
+// Ends the TCP connection with an error at both ends.
+void reset(const UniqueFd& socket) {
+  const sockaddr none{.sa_family = AF_UNSPEC, .sa_data = {}};
+  // Not by libc's function: ThreadSanitizer would take the descriptor for a new one.
+  ::syscall(SYS_connect, socket.get(), &none, sizeof none);
+}
 
 class ChannelTest : public ::testing::Test {
  protected:
@@ -39,15 +61,6 @@ class ChannelTest : public ::testing::Test {
     if (opened_) channel_.stop();
   }
 
-  // 127.0.0.`number`, which Linux has on its loopback interface.
-  static sockaddr_storage loopback(std::size_t number) {
-    sockaddr_storage address{};
-    auto& v4 = reinterpret_cast<sockaddr_in&>(address);
-    v4.sin_family = AF_INET;
-    v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK - 1 + static_cast<std::uint32_t>(number));
-    return address;
-  }
-
   // With the first `addresses` of the peer's.
   void open(bool connects, std::size_t addresses = 1) {
     Result<UniqueFd> own = tcp_connect(wire::to_sockaddr(addresses_[0]), {});
@@ -55,7 +68,7 @@ class ChannelTest : public ::testing::Test {
     channel_.set_socket(std::move(*own));
     peer_ = accepted();
     const wire::ConnectionEnd end{.connection = {.secret = {}, .attempt = 7}, .connecting = connects ? 1U : 0U};
-    ASSERT_TRUE(channel_.open(host_, {end, std::span(addresses_).first(addresses)}));
+    ASSERT_TRUE(channel_.open(process_, {end, std::span(addresses_).first(addresses)}));
     opened_ = true;
   }
 
@@ -75,8 +88,15 @@ class ChannelTest : public ::testing::Test {
     });
     return socket;
   }
-  // Of a peer; the rest of the message is read, too. nullopt: the connection has ended, with `error_`.
+  // Of a peer, the next message but kAck; the rest of it is read, too. nullopt: the connection has ended, with
+  // `error_`.
   std::optional<MessageType> next(const UniqueFd& socket) {
+    std::optional<MessageType> type = first(socket);
+    while (type == MessageType::kAck) type = first(socket);
+    return type;
+  }
+  // The same, also of kAck.
+  std::optional<MessageType> first(const UniqueFd& socket) {
     std::optional<MessageType> type;
     MessageStream stream;
     error_.reset();
@@ -88,10 +108,11 @@ class ChannelTest : public ::testing::Test {
     });
     return type;
   }
-  static void say(const UniqueFd& socket, MessageType type) {
+  static void say(const UniqueFd& socket, const wire::Notice& notice) {
     MessageStream stream;
-    ASSERT_TRUE(stream.send(socket, wire::Notice::without_body(type)));
+    ASSERT_TRUE(stream.send(socket, notice));
   }
+  static void say(const UniqueFd& socket, MessageType type) { say(socket, wire::Notice::without_body(type)); }
   // The channel's end of an attempt, until the peer has kResume.
   UniqueFd attempt(std::size_t peer = 0) {
     UniqueFd socket = accepted(peer);
@@ -130,7 +151,7 @@ class ChannelTest : public ::testing::Test {
   EventLoop loop_;
   EventHandler handler_{loop_, [](int) {}};
   std::vector<SocketInterface> interfaces_;
-  Channel::Host host_{handler_, interfaces_};
+  Channel::Process process_{handler_, interfaces_};
   std::array<UniqueFd, 2> peers_;  // the peer's listening sockets
   std::vector<wire::Address> addresses_;
   Channel channel_;
@@ -149,14 +170,15 @@ TEST_F(ChannelTest, ConnectingEnd_MakesItAgainAtOnce) {
   EXPECT_EQ(channel_.due_ns(), now_);
   EXPECT_EQ(channel_.advance(now_), Change::kNone);
   const UniqueFd made = attempt();
-  say(made, MessageType::kPing);
+  say(made, wire::Notice::ack({0, 0}));
   EXPECT_EQ(change_of_attempt(), Change::kNew);
   EXPECT_EQ(channel_.key(), key);
   EXPECT_FALSE(channel_.is_being_made());
   EXPECT_EQ(channel_.due_ns(), kNever);
   EXPECT_EQ(next(peer_), std::nullopt) << "the old one has ended";
   EXPECT_EQ(error_, ECONNRESET) << "an end of file is the end of the process";
-  EXPECT_TRUE(receives(MessageType::kPing)) << "the answer is a message, too";
+  say(made, MessageType::kPing);
+  EXPECT_TRUE(receives(MessageType::kPing));
   EXPECT_EQ(next(made), MessageType::kPong);
 }
 
@@ -168,7 +190,7 @@ TEST_F(ChannelTest, AcceptingEnd_WaitsAtFirst) {
   EXPECT_EQ(channel_.due_ns(), now_ + 50 * kMs) << "no attempt has begun";
   UniqueFd peers;
   EXPECT_EQ(channel_.accept(resumed(peers), now_), Change::kNew);
-  EXPECT_EQ(next(peers), MessageType::kPing) << "by which the peer knows that it is accepted";
+  EXPECT_EQ(first(peers), MessageType::kAck) << "by which the peer knows that it is accepted";
 }
 
 TEST_F(ChannelTest, NoAnswerToAttempt_EndsWithResetAndIsRepeated) {
@@ -202,7 +224,7 @@ TEST_F(ChannelTest, BothEndsMakeIt_ConnectingEndPrefersItsOwnForAWhile) {
   EXPECT_EQ(channel_.advance(now_ + 5 * kMs), Change::kNew);
   EXPECT_EQ(next(own), std::nullopt);
   EXPECT_EQ(error_, ECONNRESET);
-  EXPECT_EQ(next(peers), MessageType::kPing);
+  EXPECT_EQ(first(peers), MessageType::kAck);
 }
 
 TEST_F(ChannelTest, BothEndsMakeIt_OwnIsKeptWhenThePeerAnswers) {
@@ -212,11 +234,11 @@ TEST_F(ChannelTest, BothEndsMakeIt_OwnIsKeptWhenThePeerAnswers) {
   const UniqueFd own = attempt();
   UniqueFd peers;
   EXPECT_EQ(channel_.accept(resumed(peers), now_), Change::kNone);
-  say(own, MessageType::kPing);
+  say(own, wire::Notice::ack({0, 0}));
   EXPECT_EQ(change_of_attempt(), Change::kNew);
   EXPECT_EQ(next(peers), std::nullopt);
   EXPECT_EQ(error_, ECONNRESET);
-  EXPECT_TRUE(receives(MessageType::kPing));
+  EXPECT_TRUE(receives(MessageType::kAck));
 }
 
 TEST_F(ChannelTest, NothingListens_RefusalsAreCounted) {
@@ -264,10 +286,19 @@ TEST_F(ChannelTest, PeerDoesNotAnswer_MovesToItsOtherAddress) {
   const UniqueFd made = attempt(1);
   EXPECT_TRUE(channel_.send_ping()) << "over the old one";
   EXPECT_EQ(next(peer_), MessageType::kPing);
-  say(made, MessageType::kPing);
+  say(made, wire::Notice::ack({0, 0}));
   EXPECT_EQ(change_of_attempt(), Change::kMoved);
-  ASSERT_NE(channel_.path(), nullptr);
+  ASSERT_TRUE(channel_.path());
   EXPECT_EQ(wire::to_address(channel_.path()->peer), addresses_[1]);
+}
+
+TEST_F(ChannelTest, HasJustBeenMade_DoesNotMoveAtOnce) {
+  ASSERT_NO_FATAL_FAILURE(open(false, 2));
+  UniqueFd peers;
+  EXPECT_EQ(channel_.accept(resumed(peers), now_), Change::kNew);
+  now_ += 999 * kMs;
+  channel_.ask_for_answer(now_, true);
+  EXPECT_EQ(channel_.expect_answer(now_), now_ + 100 * kMs);
 }
 
 TEST_F(ChannelTest, PeerAnswersBeforeItIsAsked_StaysWhereItIs) {
@@ -303,6 +334,252 @@ TEST_F(ChannelTest, Stopped_IsNeitherReadNorMadeAgain) {
   EXPECT_EQ(error_, ECONNRESET);
   EXPECT_EQ(channel_.due_ns(), kNever);
   EXPECT_EQ(channel_.advance(now_ + kNanosecondsPerSecond), Change::kNone);
+}
+
+// A message that must arrive.
+wire::Notice numbered(std::uint32_t number) {
+  return wire::Notice::lane_down({.lane = 0, .round = number});
+}
+
+TEST_F(ChannelTest, LostBeforeAcknowledged_IsSentAgainWithItsNumber) {
+  ASSERT_NO_FATAL_FAILURE(open(true));
+  for (std::uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(channel_.send(numbered(i)));
+  say(peer_, wire::Notice::ack({1, 0}));
+  EXPECT_TRUE(receives(MessageType::kAck));
+  ASSERT_TRUE(channel_.lose(now_));
+  EXPECT_TRUE(channel_.send(numbered(3))) << "it is kept until the channel is there again";
+  channel_.advance(now_);
+  const UniqueFd made = attempt();
+  say(made, wire::Notice::ack({}));
+  EXPECT_EQ(change_of_attempt(), Change::kNew);
+  MessageStream stream;
+  std::optional<wire::Ack> ack;
+  for (std::uint32_t expected = 1; expected < 4;) {
+    std::optional<wire::LaneDown> down;
+    eventually([&] {
+      const auto message = stream.receive(made);
+      if (message && *message && (*message)->type == MessageType::kAck) ack = wire::decode_ack((*message)->body);
+      if (message && *message && (*message)->type == MessageType::kLaneDown) {
+        down = wire::decode_lane_down((*message)->body);
+      }
+      return !message || down;
+    });
+    ASSERT_TRUE(ack && down);
+    EXPECT_EQ(ack->number, expected);
+    EXPECT_EQ(down->round, expected++);
+  }
+  say(made, wire::Notice::ack({4, 0}));
+  eventually([&] { return !channel_.receive() || !channel_.has_unacknowledged(); });
+  EXPECT_FALSE(channel_.has_unacknowledged());
+}
+
+TEST_F(ChannelTest, PeerAcknowledgesNothing_RoomEndsButFailureAndCloseAreTaken) {
+  ASSERT_NO_FATAL_FAILURE(open(true));
+  std::uint32_t sent = 0;
+  for (; channel_.has_room(); ++sent) ASSERT_TRUE(channel_.send(numbered(sent)));
+  EXPECT_GE(sent, 30U);
+  EXPECT_TRUE(channel_.send(wire::Notice::failed(ErrorKind::kRemote, "why")));
+  EXPECT_TRUE(channel_.send(wire::Notice::without_body(MessageType::kClose)));
+  say(peer_, wire::Notice::ack({4, 0}));
+  EXPECT_TRUE(receives(MessageType::kAck));
+  EXPECT_TRUE(channel_.has_room());
+}
+
+TEST_F(ChannelTest, SentAgainOnTheNewOne_IsNotTakenTwice) {
+  ASSERT_NO_FATAL_FAILURE(open(true, 2));
+  channel_.ask_for_answer(now_, true);
+  channel_.expect_answer(now_);
+  channel_.advance(now_);
+  const UniqueFd made = attempt(1);
+  say(peer_, wire::Notice::ack({}));
+  say(peer_, numbered(0));
+  EXPECT_TRUE(receives(MessageType::kLaneDown));
+  say(made, wire::Notice::ack({}));
+  EXPECT_EQ(change_of_attempt(), Change::kMoved);
+  say(made, numbered(0));
+  say(made, wire::Notice::failed(ErrorKind::kRemote, "why"));
+  EXPECT_TRUE(receives(MessageType::kAck));
+  std::optional<MessageType> type;
+  eventually([&] {
+    const auto message = channel_.receive();
+    if (message && *message) type = (*message)->type;
+    return !message || type;
+  });
+  EXPECT_EQ(type, MessageType::kFailed);
+}
+
+// The new path may lose everything without an error.
+TEST_F(ChannelTest, SentAgainOnTheNewOne_AnswerIsAwaited) {
+  ASSERT_NO_FATAL_FAILURE(open(true, 2));
+  EXPECT_TRUE(channel_.send(numbered(0)));
+  ASSERT_TRUE(channel_.lose(now_));
+  channel_.advance(now_);
+  const UniqueFd made = attempt();
+  say(made, wire::Notice::ack({}));
+  EXPECT_EQ(change_of_attempt(), Change::kNew);
+  EXPECT_EQ(channel_.expect_answer(now_), now_ + 100 * kMs);
+  EXPECT_EQ(first(made), MessageType::kAck) << "by which the peer knows that it is accepted";
+}
+
+// It knows only the last message of the connection, and no number.
+TEST_F(ChannelTest, ListenerAnswersForAConnectionThatHasEnded_IsTaken) {
+  ASSERT_NO_FATAL_FAILURE(open(true));
+  say(peer_, wire::Notice::ack({}));
+  say(peer_, numbered(0));
+  EXPECT_TRUE(receives(MessageType::kLaneDown));
+  ASSERT_TRUE(channel_.lose(now_));
+  channel_.advance(now_);
+  const UniqueFd made = attempt();
+  say(made, MessageType::kClose);
+  EXPECT_EQ(change_of_attempt(), Change::kNew);
+  EXPECT_TRUE(receives(MessageType::kClose));
+}
+
+TEST_F(ChannelTest, ImpossibleAcknowledgement_IsAProtocolError) {
+  const auto error_of = [&](const wire::Ack& ack) {
+    say(peer_, wire::Notice::ack(ack));
+    std::optional<int> error;
+    eventually([&] {
+      const auto message = channel_.receive();
+      if (message && *message) error = 0;
+      if (!message) error = message.error().sys_errno;
+      return error.has_value();
+    });
+    return error;
+  };
+  ASSERT_NO_FATAL_FAILURE(open(true));
+  EXPECT_TRUE(channel_.send(numbered(0)));
+  EXPECT_EQ(error_of({1, 0}), 0);
+  EXPECT_EQ(error_of({0, 0}), 0) << "an earlier one, which came late";
+  EXPECT_EQ(error_of({2, 0}), EPROTO) << "more than was sent";
+  channel_.stop();
+  ASSERT_NO_FATAL_FAILURE(open(true));
+  EXPECT_EQ(error_of({1, 1}), EPROTO) << "a message is left out";
+}
+
+// Two channels; the test is the network between them, and their listeners.
+class ChannelPair : public ::testing::Test {
+ protected:
+  struct Resuming {
+    UniqueFd socket;
+    std::array<std::uint8_t, wire::kHeaderBytes + sizeof(wire::ConnectionEnd)> message{};
+    std::size_t filled = 0;
+  };
+  struct End {
+    EventLoop loop;
+    EventHandler handler{loop, [](int) {}};
+    std::vector<SocketInterface> interfaces;
+    Channel::Process process{handler, interfaces};
+    std::array<UniqueFd, 2> listening;
+    std::vector<wire::Address> addresses;
+    std::vector<Resuming> resuming;
+    Channel channel;
+    std::uint32_t sent = 0;
+    std::uint32_t received = 0;
+    bool has_ended = false;
+  };
+
+  void open() {
+    for (std::unique_ptr<End>& end : ends_) {
+      end = std::make_unique<End>();
+      ASSERT_TRUE(end->loop.open());
+      for (std::size_t i = 0; i < end->listening.size(); ++i) {
+        Result<UniqueFd> socket = tcp_listen(loopback(i + 1));
+        ASSERT_TRUE(socket);
+        end->listening[i] = std::move(*socket);
+        end->addresses.push_back(wire::to_address(*local_address(end->listening[i])));
+      }
+    }
+    Result<UniqueFd> own = tcp_connect(wire::to_sockaddr(ends_[1]->addresses[0]), {});
+    ASSERT_TRUE(own);
+    ends_[0]->channel.set_socket(std::move(*own));
+    Result<std::optional<UniqueFd>> accepted = tcp_accept(ends_[1]->listening[0]);
+    ASSERT_TRUE(accepted && *accepted);
+    ends_[1]->channel.set_socket(std::move(**accepted));
+    for (std::size_t i = 0; i < 2; ++i) {
+      const wire::ConnectionEnd end{.connection = {.secret = {}, .attempt = 7}, .connecting = i == 0 ? 1U : 0U};
+      ASSERT_TRUE(ends_[i]->channel.open(ends_[i]->process, {end, ends_[1 - i]->addresses}));
+    }
+  }
+  void close() {
+    for (const std::unique_ptr<End>& end : ends_) end->channel.stop();
+  }
+
+  void serve(End& end) {
+    for (const UniqueFd& listening : end.listening) {
+      for (Result<std::optional<UniqueFd>> next = tcp_accept(listening); next && *next; next = tcp_accept(listening)) {
+        end.resuming.emplace_back().socket = std::move(**next);
+      }
+    }
+    for (Resuming& one : std::exchange(end.resuming, {})) {
+      const Result<bool> whole = receive_into(one.socket, one.message, one.filled);
+      if (!whole) continue;
+      if (!*whole || random_() % 4 == 0) {  // the listener is late
+        end.resuming.push_back(std::move(one));
+      } else {
+        EXPECT_NE(end.channel.accept(std::move(one.socket), now_), Change::kBroken);
+      }
+    }
+    end.channel.ready(now_);
+    while (end.channel.is_open() && !end.has_ended) {
+      const auto message = end.channel.receive();
+      if (!message) {
+        const int error = message.error().sys_errno;
+        EXPECT_TRUE(error != 0 && error != EPROTO) << error;
+        end.has_ended = error == 0 || error == EPROTO;
+        if (!end.has_ended) {
+          EXPECT_TRUE(end.channel.lose(now_));
+        }
+        break;
+      }
+      if (!*message) break;
+      if ((*message)->type != MessageType::kLaneDown) continue;
+      EXPECT_EQ(wire::decode_lane_down((*message)->body)->round, end.received) << "once and in order";
+      ++end.received;
+    }
+    end.channel.expect_answer(now_);
+    end.channel.advance(now_);
+    end.channel.flush();
+  }
+  bool all_received() const { return ends_[0]->received == ends_[1]->sent && ends_[1]->received == ends_[0]->sent; }
+
+  std::array<std::unique_ptr<End>, 2> ends_;
+  std::mt19937 random_;
+  std::uint64_t now_ = kNanosecondsPerSecond;
+};
+
+// It is reset by either end and moves at random moments, by both ends at once, too.
+TEST_F(ChannelPair, ResetsAndMovesAtAnyMoment_EachMessageArrivesOnceAndInOrder) {
+  std::size_t messages = 0;
+  for (unsigned seed = 1; seed <= 300 && !HasFailure(); ++seed) {
+    SCOPED_TRACE(seed);
+    random_.seed(seed);
+    const auto below = [&](unsigned number) { return static_cast<unsigned>(random_() % number); };
+    ASSERT_NO_FATAL_FAILURE(open());
+    for (int step = 0; step < 100; ++step) {
+      End& end = *ends_[below(2)];
+      now_ += below(3) == 0 ? below(60) * kMs : 0;
+      const unsigned event = below(20);
+      if (event < 10 && end.channel.has_room()) {
+        ASSERT_TRUE(end.channel.send(numbered(end.sent)));
+        ++end.sent;
+      } else if (event == 10) {
+        reset(end.channel.socket());
+      } else if (event == 11) {
+        end.channel.ask_for_answer(now_, true);
+      }
+      for (unsigned passes = below(3); passes > 0; --passes) serve(*ends_[below(2)]);
+    }
+    const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (!all_received() && !HasFailure() && std::chrono::steady_clock::now() < limit) {
+      now_ += kMs;
+      for (const std::unique_ptr<End>& end : ends_) serve(*end);
+    }
+    EXPECT_TRUE(all_received());
+    messages += ends_[0]->sent + ends_[1]->sent;
+    close();
+  }
+  EXPECT_GT(messages, 10'000U);
 }
 
 }  // namespace

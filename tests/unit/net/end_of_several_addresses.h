@@ -67,6 +67,7 @@ class EndOfSeveralAddresses : public OneEnd {
   }
   void answer(const UniqueFd& attempt) {
     ASSERT_EQ(next(attempt), wire::MessageType::kResume);
+    ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::ack({0, 0})));
     ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::without_body(wire::MessageType::kPing)));
     ASSERT_EQ(next(attempt), wire::MessageType::kPong);
   }

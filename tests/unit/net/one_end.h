@@ -89,8 +89,14 @@ class OneEnd : public ::testing::Test {
     }));
     return socket;
   }
-  // The type of the next message; nullopt: the connection has ended, with `error_`.
+  // The type of the next message but kAck; nullopt: the connection has ended, with `error_`.
   std::optional<wire::MessageType> next(const UniqueFd& socket) {
+    std::optional<wire::MessageType> type = first(socket);
+    while (type == wire::MessageType::kAck) type = first(socket);
+    return type;
+  }
+  // The same, also of kAck.
+  std::optional<wire::MessageType> first(const UniqueFd& socket) {
     std::array<std::uint8_t, wire::kMaxNoticeBytes> bytes{};
     std::size_t filled = 0;
     std::optional<wire::MessageType> type;

@@ -110,6 +110,7 @@ class Keepalive : public ::testing::Test {
   }
 
   // The next message to the peer within the time; kReady when there is none.
+  // The next message but kAck, and not its body.
   wire::MessageType next(std::chrono::milliseconds time) {
     std::array<std::uint8_t, wire::kHeaderBytes> header{};
     pollfd ready{peer_.get(), POLLIN, 0};
@@ -119,7 +120,11 @@ class Keepalive : public ::testing::Test {
     }
     const Result<wire::Header> decoded = wire::decode_header(header);
     EXPECT_TRUE(decoded);
-    return decoded ? decoded->type : wire::MessageType::kReady;
+    if (!decoded) return wire::MessageType::kReady;
+    if (decoded->type != wire::MessageType::kAck) return decoded->type;
+    std::array<std::uint8_t, sizeof(wire::Ack)> body{};
+    EXPECT_EQ(::recv(peer_.get(), body.data(), body.size(), MSG_WAITALL), static_cast<ssize_t>(body.size()));
+    return next(time);
   }
   void say(const wire::Notice& notice) {
     const auto bytes = notice.bytes();

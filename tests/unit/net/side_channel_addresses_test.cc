@@ -44,10 +44,11 @@ TEST_F(EndOfSeveralAddresses, BothEndsAtOnce_AttemptOfConnectingSideIsKept) {
     ASSERT_NO_FATAL_FAILURE(watch_one(CommKind::kSend));
     const BothAttempts both = make_both();
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    const bool said = try_to_say(both.own, wire::Notice::without_body(wire::MessageType::kPing));
+    const bool said = try_to_say(both.own, wire::Notice::ack({0, 0})) &&
+                      try_to_say(both.own, wire::Notice::without_body(wire::MessageType::kPing));
     const bool answered = said && next(both.own) == wire::MessageType::kPong;
-    const std::optional<wire::MessageType> to_peer = next(both.of_peer);
-    EXPECT_TRUE(!to_peer || to_peer == wire::MessageType::kPing);
+    const std::optional<wire::MessageType> to_peer = first(both.of_peer);
+    EXPECT_TRUE(!to_peer || to_peer == wire::MessageType::kAck);
     kept = answered && !to_peer;
     EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
     monitor_->unwatch(*comm_);
@@ -59,7 +60,7 @@ TEST_F(EndOfSeveralAddresses, BothEndsAtOnce_AttemptOfConnectingSideIsKept) {
 TEST_F(EndOfSeveralAddresses, BothEndsAtOnce_AcceptingSideTakesThePeers) {
   ASSERT_NO_FATAL_FAILURE(watch_one(CommKind::kRecv));
   const BothAttempts both = make_both();
-  EXPECT_EQ(next(both.of_peer), wire::MessageType::kPing);
+  EXPECT_EQ(first(both.of_peer), wire::MessageType::kAck);
   EXPECT_EQ(next(both.own), std::nullopt);
   EXPECT_EQ(error_, ECONNRESET);
   EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
@@ -69,29 +70,37 @@ TEST_F(EndOfSeveralAddresses, BothEndsAtOnce_AcceptingSideTakesThePeers) {
 TEST_F(EndOfSeveralAddresses, OwnAttemptIsNotAnswered_PeersIsTaken) {
   ASSERT_NO_FATAL_FAILURE(watch_one(CommKind::kSend));
   const BothAttempts both = make_both();
-  EXPECT_EQ(next(both.of_peer), wire::MessageType::kPing);
+  EXPECT_EQ(first(both.of_peer), wire::MessageType::kAck);
   EXPECT_EQ(next(both.own), std::nullopt);
   EXPECT_EQ(error_, ECONNRESET);
   EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
 }
 
-// The notice may not have arrived on the old one.
+// The notice may not have arrived on the old one. It is sent again until the peer has acknowledged it.
 TEST_F(EndOfSeveralAddresses, FailureBeforeReplacement_IsReportedAgain) {
   ASSERT_NO_FATAL_FAILURE(watch_one(CommKind::kSend));
   comm_->set_device_event(IBV_EVENT_QP_FATAL, *comm_->endpoint().ports()[0]->device);
   auto& sender = static_cast<SendComm&>(*comm_);
   ASSERT_TRUE(ConnectedComms::fails(sender));
   ASSERT_EQ(next(peer_), wire::MessageType::kFailed);
-  const UniqueFd made = resume(*listener_->add(wire::Secret{1}), end());
-  EXPECT_EQ(next(made), wire::MessageType::kPing);
+  const sockaddr_storage address = *listener_->add(wire::Secret{1});
+  const UniqueFd made = resume(address, end());
+  EXPECT_EQ(first(made), wire::MessageType::kAck);
   EXPECT_EQ(next(made), wire::MessageType::kFailed);
+  EXPECT_EQ(next(made), wire::MessageType::kPing) << "the new path is tried";
+  ASSERT_NO_FATAL_FAILURE(say(made, wire::Notice::ack({1, 0})));
+  ASSERT_NO_FATAL_FAILURE(say(made, wire::Notice::without_body(wire::MessageType::kPing)));
+  EXPECT_EQ(next(made), wire::MessageType::kPong);
+  const UniqueFd again = resume(address, end());
+  ASSERT_NO_FATAL_FAILURE(say(again, wire::Notice::without_body(wire::MessageType::kPing)));
+  EXPECT_EQ(next(again), wire::MessageType::kPong);
 }
 
 // An end of file would be the end of this process for the peer.
 TEST_F(EndOfSeveralAddresses, ReplacedChannel_EndsWithReset) {
   ASSERT_NO_FATAL_FAILURE(watch_one(CommKind::kSend));
   const UniqueFd made = resume(*listener_->add(wire::Secret{1}), end());
-  EXPECT_EQ(next(made), wire::MessageType::kPing);
+  EXPECT_EQ(first(made), wire::MessageType::kAck);
   EXPECT_EQ(next(peer_), std::nullopt);
   EXPECT_EQ(error_, ECONNRESET);
 }
@@ -103,7 +112,7 @@ TEST_F(EndOfSeveralAddresses, ConnectingSideTakesThePeersChannel) {
   const UniqueFd wrong_end = resume(address, end().other());
   EXPECT_EQ(next(wrong_end), std::nullopt);
   const UniqueFd made = resume(address, end());
-  EXPECT_EQ(next(made), wire::MessageType::kPing);
+  EXPECT_EQ(first(made), wire::MessageType::kAck);
   EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
 }
 

@@ -7,7 +7,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
@@ -199,6 +198,7 @@ TEST_F(OneEnd, Sender_MakesTheChannelAgain) {
   EXPECT_NE(read_state(state_).find("\"state\":\"side channel lost\""), std::string::npos);
   const UniqueFd attempt = accepted();
   ASSERT_EQ(next(attempt), wire::MessageType::kResume);
+  ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::ack({0, 0})));
   ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::without_body(wire::MessageType::kPing)));
   EXPECT_EQ(next(attempt), wire::MessageType::kPong);
   EXPECT_FALSE(has(CommEvent::kProbePeer));
@@ -214,13 +214,14 @@ TEST_F(OneEnd, AnswerInTwoParts_IsAccepted) {
   close_with_reset(peer_);
   const UniqueFd attempt = accepted();
   ASSERT_EQ(next(attempt), wire::MessageType::kResume);
+  const wire::Notice ack = wire::Notice::ack({0, 0});
   const wire::Notice ping = wire::Notice::without_body(wire::MessageType::kPing);
-  ASSERT_EQ(::send(attempt.get(), ping.bytes().data(), 5, MSG_NOSIGNAL), 5);
+  ASSERT_EQ(::send(attempt.get(), ack.bytes().data(), 5, MSG_NOSIGNAL), 5);
   std::this_thread::sleep_for(std::chrono::milliseconds(200));
-  const std::span<const std::uint8_t> rest = ping.bytes().subspan(5);
+  std::span<const std::uint8_t> rest = ack.bytes().subspan(5);
   ASSERT_EQ(::send(attempt.get(), rest.data(), rest.size(), MSG_NOSIGNAL), static_cast<ssize_t>(rest.size()));
-  EXPECT_EQ(next(attempt), wire::MessageType::kPong);
   // A message of the new side channel may be short and divided too.
+  rest = ping.bytes().subspan(5);
   ASSERT_EQ(::send(attempt.get(), ping.bytes().data(), 5, MSG_NOSIGNAL), 5);
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
   ASSERT_EQ(::send(attempt.get(), rest.data(), rest.size(), MSG_NOSIGNAL), static_cast<ssize_t>(rest.size()));
@@ -251,7 +252,8 @@ TEST_F(OneEnd, Receiver_AcceptsTheNewChannel) {
     ASSERT_TRUE(made);
     ASSERT_TRUE(ConnectedComms::eventually([&] { return *tcp_connected(*made); }));
     ASSERT_NO_FATAL_FAILURE(say(*made, wire::Notice::resume({})));
-    ASSERT_EQ(next(*made), wire::MessageType::kPing);
+    ASSERT_NO_FATAL_FAILURE(say(*made, wire::Notice::ack({0, 0})));
+    ASSERT_EQ(first(*made), wire::MessageType::kAck);
     ASSERT_NO_FATAL_FAILURE(say(*made, wire::Notice::without_body(wire::MessageType::kPing)));
     ASSERT_EQ(next(*made), wire::MessageType::kPong);
     peer_ = std::move(*made);
@@ -281,7 +283,7 @@ TEST_F(OneEnd, Receiver_AttemptIsGivenUp_IsNoEndOfThePeer) {
   close_with_reset(made);
   EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
   made = resume(*address);
-  EXPECT_EQ(next(made), wire::MessageType::kPing);
+  EXPECT_EQ(first(made), wire::MessageType::kAck);
   EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
   listener_->remove(wire::Secret{1});
 }
@@ -349,8 +351,8 @@ TEST_F(OneEnd, ResumedTwice_LastSocketIsKept) {
   listener_->remove(wire::Secret{1});
 }
 
-// One after the other, of a connection that has been removed and whose key another one has got since.
-TEST_F(OneEnd, ManyResumed_AreTakenWithoutPause) {
+// Of a connection that has been removed and whose key another one has got since.
+TEST_F(OneEnd, ResumedAgainAndAgain_EachIsTakenWhenItComes) {
   const Result<sockaddr_storage> address = listener_->add(wire::Secret{1});
   ASSERT_TRUE(address);
   ASSERT_NO_FATAL_FAILURE(watch_receiver());
@@ -391,10 +393,8 @@ TEST_F(OneEnd, ClosedWhileLost_CloseIsSentWhenItIsBack) {
   monitor_->close_gracefully(std::move(comm_), 600 * kNanosecondsPerSecond);
   const UniqueFd attempt = accepted();
   ASSERT_EQ(next(attempt), wire::MessageType::kResume);
-  ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::without_body(wire::MessageType::kPing)));
-  wire::MessageType last = wire::MessageType::kPong;
-  while (last == wire::MessageType::kPong) last = next(attempt).value_or(wire::MessageType::kReady);
-  EXPECT_EQ(last, wire::MessageType::kClose);
+  ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::ack({0, 0})));
+  EXPECT_EQ(next(attempt), wire::MessageType::kClose);
   ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::without_body(wire::MessageType::kClose)));
   monitor_->drain(this, false);
 }
@@ -408,10 +408,27 @@ TEST_F(OneEnd, FailureWhileLost_IsReportedWhenItIsBack) {
   ASSERT_TRUE(ConnectedComms::fails(sender));
   const UniqueFd attempt = accepted();
   ASSERT_EQ(next(attempt), wire::MessageType::kResume);
+  ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::ack({0, 0})));
+  EXPECT_EQ(next(attempt), wire::MessageType::kFailed);
+}
+
+// It may have been lost with the TCP connection.
+TEST_F(OneEnd, FailureIsNotAcknowledged_IsReportedAgain) {
+  ASSERT_NO_FATAL_FAILURE(watch_sender());
+  comm_->set_device_event(IBV_EVENT_QP_FATAL, *comm_->endpoint().ports()[0]->device);
+  ASSERT_TRUE(ConnectedComms::fails(static_cast<SendComm&>(*comm_)));
+  ASSERT_EQ(next(peer_), wire::MessageType::kFailed);
+  close_with_reset(peer_);
+  UniqueFd attempt = accepted();
+  ASSERT_EQ(next(attempt), wire::MessageType::kResume);
+  ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::ack({0, 0})));
+  EXPECT_EQ(next(attempt), wire::MessageType::kFailed);
+  EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
+  ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::ack({1, 0})));
   ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::without_body(wire::MessageType::kPing)));
-  wire::MessageType last = wire::MessageType::kPong;
-  while (last == wire::MessageType::kPong) last = next(attempt).value_or(wire::MessageType::kReady);
-  EXPECT_EQ(last, wire::MessageType::kFailed);
+  while (next(attempt) == wire::MessageType::kPing) continue;
+  close_with_reset(attempt);
+  EXPECT_TRUE(eventually_has(CommEvent::kPeerDisconnected)) << "the peer has it";
 }
 
 }  // namespace

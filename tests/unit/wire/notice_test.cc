@@ -102,6 +102,17 @@ TEST(Notice, StatusQueryAndReply_RoundTrip) {
   EXPECT_FALSE(decode_status_reply(reply));
 }
 
+TEST(Notice, Ack_HasTheNumbersOfMessages) {
+  const std::vector<std::uint8_t> body = body_of(Notice::ack({std::uint64_t{1} << 40, 7}));
+  const std::optional<Ack> decoded = decode_ack(body);
+  ASSERT_TRUE(decoded);
+  EXPECT_EQ(decoded->received, std::uint64_t{1} << 40);
+  EXPECT_EQ(decoded->number, 7U);
+  for (std::size_t bytes = 0; bytes < body.size(); ++bytes) {
+    EXPECT_FALSE(decode_ack(std::span(body).first(bytes))) << bytes;
+  }
+}
+
 TEST(Notice, Resume_NamesTheEndOfTheConnection) {
   const ConnectionEnd end{{{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}, 0xfedcba9876543210}, 1};
   EXPECT_EQ(end.other().other(), end);

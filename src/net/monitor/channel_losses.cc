@@ -1,4 +1,4 @@
-#include "net/monitor/peer_probe.h"
+#include "net/monitor/channel_losses.h"
 
 #include <algorithm>
 #include <cerrno>
@@ -31,19 +31,20 @@ std::uint64_t answer_timeout_ns(const Comm& comm) {
 
 // Many channels are lost together: one warning is enough.
 void report_loss(ConnectionTable& table, MonitoredConnection& connection) VERBATIM_REQUIRES(table.mutex) {
-  if (connection.closing != nullptr || std::exchange(connection.probe->reported, true)) return;
+  if (connection.closing != nullptr || connection.has_failed()) return;
+  if (std::exchange(connection.loss->reported, true)) return;
   const LogLevel level = table.reported_losses++ == 0 ? LogLevel::kWarn : LogLevel::kInfo;
   table.log(level, [&] {
     return "the side channel with the peer " + connection.comm->endpoint().peer_name() + " ended with " +
-           std::strerror(connection.probe->error) +
+           std::strerror(connection.loss->error) +
            "; data goes on by RDMA while the peer's NIC answers, and the side channel is made again. Next: look at the "
            "network of the side channels between the hosts (VERBATIM_SOCKET_IFNAME): firewalls, switches";
   });
 }
 
 void report_move(ConnectionTable& table, const MonitoredConnection& connection) VERBATIM_REQUIRES(table.mutex) {
-  const Channel::Path* const path = connection.comm->channel().path();
-  if (path == nullptr) return;
+  const std::optional<Channel::Path> path = connection.comm->channel().path();
+  if (!path) return;
   table.log(LogLevel::kInfo, [&] {
     return "the peer " + connection.comm->endpoint().peer_name() +
            " did not answer on the side channel, or a lane there is down; the side channel uses " +
@@ -54,55 +55,65 @@ void report_move(ConnectionTable& table, const MonitoredConnection& connection) 
 // Looks for the answer to a probe.
 void check_answer(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
     VERBATIM_REQUIRES(table.mutex) {
-  PeerProbe& probe = *connection.probe;
+  ChannelLoss& loss = *connection.loss;
   const Comm& comm = *connection.comm;
   const bool outstanding = (comm.slow_path_flags() & Comm::kProbing) != 0;
   const std::uint64_t completed = comm.peer_progress() << 32 | comm.status().outstanding;
-  const bool completes = std::exchange(probe.completed, completed) != completed;
-  if (!outstanding || completes || probe.unanswered_ns == 0) {
-    probe.unanswered_ns = outstanding ? now : 0;
-    probe.overdue = false;
+  const bool completes = std::exchange(loss.completed, completed) != completed;
+  if (!outstanding || completes || loss.unanswered_ns == 0) {
+    loss.unanswered_ns = outstanding ? now : 0;
+    loss.overdue = false;
   }
-  if (outstanding && !probe.overdue && now - probe.unanswered_ns >= answer_timeout_ns(comm)) {
-    probe.overdue = true;
-    probe.polls = comm.polls_without_answer();
+  if (outstanding && !loss.overdue && now - loss.unanswered_ns >= answer_timeout_ns(comm)) {
+    loss.overdue = true;
+    loss.polls = comm.polls_without_answer();
   }
-  if (comm.probes_answered() != probe.answers || now - probe.since_ns >= kUndecidedNs) report_loss(table, connection);
-  const bool decided = probe.reported && !outstanding;
-  probe.check_ns = decided ? probe.probe_ns : now + kCheckPeriodNs;
+  if (comm.probes_answered() != loss.answers || now - loss.since_ns >= kUndecidedNs) report_loss(table, connection);
+  const bool decided = (loss.reported || connection.has_failed()) && !outstanding;
+  loss.check_ns = decided ? loss.probe_ns : now + kCheckPeriodNs;
+}
+
+// The NIC is asked anew after a refusal: that of a process that is being killed may have answered the last probe.
+void note_refusals(MonitoredConnection& connection, std::uint64_t now) {
+  const unsigned refusals = connection.comm->channel().refusals();
+  if (std::exchange(connection.loss->refusals, refusals) == refusals) return;
+  connection.loss->probe_ns = std::min(connection.loss->probe_ns, now);
 }
 
 // False: the peer process has ended.
-bool advance_probe(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
+bool advance_loss(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now)
     VERBATIM_REQUIRES(table.mutex) {
-  PeerProbe& probe = *connection.probe;
+  ChannelLoss& loss = *connection.loss;
   Comm& comm = *connection.comm;
   const bool refused = comm.channel().is_refused();
-  if (now >= probe.probe_ns) {  // the first is sent at once; while data of the peer arrives no other is needed
+  note_refusals(connection, now);
+  if (now >= loss.probe_ns) {  // the first is sent at once; while data of the peer arrives no other is needed
     const std::uint64_t progress = comm.peer_progress();
-    const bool first = probe.probe_ns == probe.since_ns;
+    const bool first = loss.probe_ns == loss.since_ns;
     if (std::exchange(connection.peer_progress, progress) == progress || first || refused) {
       comm.set_event(CommEvent::kProbePeer);
     }
-    probe.probe_ns = now + kProbePeriodNs;
+    loss.probe_ns = now + kProbePeriodNs;
   }
-  if (now >= probe.check_ns) check_answer(table, connection, now);
-  return !refused || !probe.overdue || comm.polls_without_answer() - probe.polls < kPollsForAnswer;
+  if (now >= loss.check_ns) check_answer(table, connection, now);
+  return !refused || !loss.overdue || comm.polls_without_answer() - loss.polls < kPollsForAnswer;
 }
 
 }  // namespace
 
 bool lose_channel(ConnectionTable& table, MonitoredConnection& connection, int error) {
-  table.end_probe(connection);
+  table.end_loss(connection);
   Comm& comm = *connection.comm;
   const std::uint64_t now = monotonic_ns();
-  connection.probe.reset(new (std::nothrow) PeerProbe);
-  if (connection.probe == nullptr || !comm.channel().lose(now)) return false;
-  PeerProbe& probe = *connection.probe;
-  probe.error = error;
-  probe.answers = comm.probes_answered();
-  probe.since_ns = probe.check_ns = probe.probe_ns = now;
-  connection.close_sent = false;  // it may not have arrived
+  connection.loss.reset(new (std::nothrow) ChannelLoss);
+  if (connection.loss == nullptr || !comm.channel().lose(now)) {
+    table.end_loss(connection);
+    return false;
+  }
+  ChannelLoss& loss = *connection.loss;
+  loss.error = error;
+  loss.answers = comm.probes_answered();
+  loss.since_ns = loss.check_ns = loss.probe_ns = now;
   comm.set_channel(ChannelState::kLost, static_cast<std::uint32_t>(error));
   return true;
 }
@@ -110,20 +121,16 @@ bool lose_channel(ConnectionTable& table, MonitoredConnection& connection, int e
 void channel_changed(ConnectionTable& table, MonitoredConnection& connection, Channel::Change change) {
   if (change == Channel::Change::kNone) return;
   if (change == Channel::Change::kBroken) return static_cast<void>(lose_channel(table, connection, ENOMEM));
-  // What was sent before may not have arrived. The peer ignores repeats.
-  if (connection.failure_exchanged) connection.failure_unsent = true;
-  connection.close_sent = false;
   connection.ticks_without_message = 0;
   connection.no_answer = false;
   connection.comm->clear_event(CommEvent::kProbePeer);
   connection.comm->set_channel(ChannelState::kOpen);
-  connection.comm->send_lane_notices_again();
   if (change == Channel::Change::kMoved) return report_move(table, connection);
-  if (connection.probe == nullptr) return;
+  if (connection.loss == nullptr) return;
   report_loss(table, connection);
-  const bool reported = connection.probe->reported;
-  const std::uint64_t lost_ns = monotonic_ns() - connection.probe->since_ns;
-  table.end_probe(connection);
+  const bool reported = connection.loss->reported;
+  const std::uint64_t lost_ns = monotonic_ns() - connection.loss->since_ns;
+  table.end_loss(connection);
   if (!reported) return;
   table.log(LogLevel::kInfo, [&] {
     return "the side channel with the peer " + connection.comm->endpoint().peer_name() + " is back after " +
@@ -138,14 +145,10 @@ void continue_channel(ConnectionTable& table, MonitoredConnection& connection) {
 
 bool advance_channel(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now) {
   Channel& channel = connection.comm->channel();
-  if (connection.probe != nullptr && !advance_probe(table, connection, now)) return false;
-  if (connection.comm->failure_text() != nullptr) channel.limit_attempts();
+  if (connection.loss != nullptr && !advance_loss(table, connection, now)) return false;
+  if (connection.has_failed()) channel.limit_attempts();
   channel_changed(table, connection, channel.advance(now));
-  if (connection.probe == nullptr) return true;
-  // The NIC is asked anew after a refusal: that of a process that is being killed may have answered the last probe.
-  const unsigned refusals = channel.refusals();
-  if (std::exchange(connection.probe->refusals, refusals) == refusals) return true;
-  connection.probe->probe_ns = std::min(connection.probe->probe_ns, now);
+  if (connection.loss != nullptr) note_refusals(connection, now);
   return true;
 }
 
