@@ -6,9 +6,11 @@
 #include <atomic>
 #include <bit>
 #include <cerrno>
+#include <charconv>
 #include <cstdlib>
 #include <iterator>
 #include <new>
+#include <system_error>
 #include <utility>
 
 #include "simulation/job_parts.h"
@@ -111,8 +113,22 @@ void add(std::string& clauses, const std::string& clause) {
   clauses += (clauses.empty() ? "" : "; ") + clause;
 }
 
+// Those of one fault. All are drawn, so that each is the same without the others.
+class Events {
+ public:
+  Events(Fault fault, const FaultEvents& chosen, std::size_t& drawn) : drawn_(drawn) {
+    if (const auto found = chosen.find(fault); found != chosen.end()) chosen_ = &found->second;
+  }
+  // Whether the one that is drawn next happens.
+  bool takes_next() { return ++drawn_ != 0 && (chosen_ == nullptr || chosen_->contains(drawn_)); }
+
+ private:
+  const std::set<std::size_t>* chosen_ = nullptr;
+  std::size_t& drawn_;
+};
+
 // One to three outages; in one run of eight a link does not return.
-void draw_outages(Draw& draw, const JobPorts& job, Faults& faults) {
+void draw_outages(Draw& draw, const JobPorts& job, Events& events, Faults& faults) {
   const std::vector<std::size_t>& ports = job.ports;
   constexpr Time kMargin = 2;  // a QP gives up a little earlier or later
   std::set<std::pair<std::size_t, std::size_t>> long_ones;
@@ -125,13 +141,15 @@ void draw_outages(Draw& draw, const JobPorts& job, Faults& faults) {
     std::string clause = "link-down device=" + std::to_string(port) +
                          " at=" + in_us(draw_time(draw, 100 * kMicrosecond, 300 * kMillisecond));
     if (returns) clause += " for=" + in_us(length);
+    const auto reconnect_s = returns ? 0U : 1 + static_cast<unsigned>(draw.below(10));
+    if (!events.takes_next()) continue;
     add(faults.clauses[process], clause);
     if (!returns || length > retry_time(faults.timeout) / kMargin) {
       long_ones.insert({process, port});
     } else {
       ++short_ones;
     }
-    if (!returns) faults.reconnect_s = 1 + static_cast<unsigned>(draw.below(10));
+    if (!returns) faults.reconnect_s = reconnect_s;
   }
   const bool goes_on = long_ones.empty() || (long_ones.size() == 1 && short_ones == 0 && job.have_lanes &&
                                              ports[long_ones.begin()->first] > 1);
@@ -157,8 +175,11 @@ TcpFaults::Outage draw_tcp_outage(Draw& draw, const Faults& faults, bool refuses
           .refuses = refuses};
 }
 
-void draw_breaks(Draw& draw, std::size_t count, bool resets, Faults& faults) {
-  for (std::size_t i = 0; i < count; ++i) faults.tcp.add(draw_break(draw, resets));
+void draw_breaks(Draw& draw, std::size_t count, bool resets, Events& events, Faults& faults) {
+  for (std::size_t i = 0; i < count; ++i) {
+    const TcpFaults::Break drawn = draw_break(draw, resets);
+    if (events.takes_next()) faults.tcp.add(drawn);
+  }
   faults.may_end_setup = faults.may_end_puts = true;
   faults.keepalive_s = 4 + static_cast<unsigned>(draw.below(40));
 }
@@ -175,11 +196,13 @@ void draw_cut(Draw& draw, Faults& faults) {
 }
 
 // Mostly one process, at any of the steps of a usual run.
-void draw_deaths(Draw& draw, Faults& faults) {
+void draw_deaths(Draw& draw, Events& events, Faults& faults) {
   constexpr std::uint64_t kFirstStep = 64;
   constexpr std::uint64_t kLastStep = 200'000;
   for (std::size_t left = draw.one_in(4) ? 2 : 1; left > 0; --left) {
-    faults.dies_at.at(draw.below(faults.clauses.size())) = draw_time(draw, kFirstStep, kLastStep);
+    const std::uint64_t step = draw_time(draw, kFirstStep, kLastStep);
+    const std::size_t process = draw.below(faults.clauses.size());
+    if (events.takes_next()) faults.dies_at.at(process) = step;
   }
 }
 
@@ -208,39 +231,45 @@ std::string draw_hang(Draw& draw) {
          " nth=" + std::to_string(draw_time(draw, 1, 64)) + " count=1";
 }
 
-void draw_fault(Draw& draw, Fault fault, const JobPorts& job, Faults& faults) {
+void draw_fault(Draw& draw, Fault fault, const JobPorts& job, Events& events, Faults& faults) {
   constexpr bool kResets = true;
   constexpr bool kRefuses = true;
   switch (fault) {
     case Fault::kLoss:
-      for (std::string& clauses : faults.clauses) add(clauses, draw_loss(draw));
+      for (std::string& clauses : faults.clauses) {
+        const std::string clause = draw_loss(draw);
+        if (events.takes_next()) add(clauses, clause);
+      }
       break;
     case Fault::kLate:
-      for (std::string& clauses : faults.clauses) add(clauses, draw_lateness(draw));
+      for (std::string& clauses : faults.clauses) {
+        const std::string clause = draw_lateness(draw);
+        if (events.takes_next()) add(clauses, clause);
+      }
       break;
     case Fault::kPort:
-      draw_outages(draw, job, faults);
+      draw_outages(draw, job, events, faults);
       break;
     case Fault::kReset:
-      draw_breaks(draw, 1 + draw.below(3), kResets, faults);
+      draw_breaks(draw, 1 + draw.below(3), kResets, events, faults);
       break;
     case Fault::kUnanswered:
-      draw_breaks(draw, 1, !kResets, faults);
+      draw_breaks(draw, 1, !kResets, events, faults);
       break;
     case Fault::kRefused:
-      faults.tcp.add(draw_tcp_outage(draw, faults, kRefuses));
+      if (events.takes_next()) faults.tcp.add(draw_tcp_outage(draw, faults, kRefuses));
       break;
     case Fault::kCut:
-      draw_cut(draw, faults);
+      if (events.takes_next()) draw_cut(draw, faults);
       break;
     case Fault::kDeath:
-      draw_deaths(draw, faults);
+      draw_deaths(draw, events, faults);
       break;
     case Fault::kVerb:
-      draw_verb(draw, faults);
+      if (events.takes_next()) draw_verb(draw, faults);
       break;
     case Fault::kHang:
-      add(faults.clauses.at(draw.below(faults.clauses.size())), draw_hang(draw));
+      if (events.takes_next()) add(faults.clauses.at(draw.below(faults.clauses.size())), draw_hang(draw));
       break;
   }
 }
@@ -271,35 +300,69 @@ SharedCounts& shared_counts() {
 
 }  // namespace
 
-std::optional<FaultSet> parse_faults(std::string_view list) {
-  FaultSet found;
-  if (list == "none") return found;
-  while (true) {
-    const std::size_t comma = list.find(',');
-    const auto* const name = std::find(kFaultNames.begin(), kFaultNames.end(), list.substr(0, comma));
+std::optional<ChosenFaults> parse_faults(std::string_view list) {
+  ChosenFaults chosen;
+  if (list == "none") return chosen;
+  // What comes before the next of these separators, which is left out, too.
+  const auto take = [](std::string_view& text, char separator) {
+    const std::size_t end = std::min(text.find(separator), text.size());
+    const std::string_view taken = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    return taken;
+  };
+  if (list.ends_with(',')) return std::nullopt;
+  do {
+    std::string_view one = take(list, ',');
+    const auto* const name = std::find(kFaultNames.begin(), kFaultNames.end(), take(one, '/'));
     if (name == kFaultNames.end()) return std::nullopt;
-    found.insert(static_cast<Fault>(name - kFaultNames.begin()));
-    if (comma == std::string_view::npos) return found;
-    list.remove_prefix(comma + 1);
-  }
+    const auto fault = static_cast<Fault>(name - kFaultNames.begin());
+    chosen.kinds.insert(fault);
+    while (!one.empty()) {
+      const std::string_view digits = take(one, '/');
+      std::size_t number = 0;
+      const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+      if (error != std::errc() || end != digits.data() + digits.size()) return std::nullopt;
+      chosen.events[fault].insert(number);
+    }
+  } while (!list.empty());
+  return chosen;
 }
 
-Faults draw_faults(std::uint64_t seed, const JobPorts& job, const std::optional<FaultSet>& list) {
+std::string describe(const ChosenFaults& faults) {
+  std::string text;
+  for (const Fault fault : faults.kinds) {
+    text.append(text.empty() ? "" : ",").append(kFaultNames[static_cast<std::size_t>(fault)]);
+    const auto events = faults.events.find(fault);
+    if (events == faults.events.end()) continue;
+    for (const std::size_t number : events->second) text.append("/").append(std::to_string(number));
+  }
+  return text.empty() ? "none" : text;
+}
+
+Faults draw_faults(std::uint64_t seed, const JobPorts& job, const std::optional<ChosenFaults>& list) {
   Draw chooser(seed ^ 0x5eed'fa17);  // the job is the same without faults
   Faults faults;
-  faults.kinds = list.value_or(draw_set(chooser));
+  const ChosenFaults chosen = list.value_or(ChosenFaults{.kinds = draw_set(chooser)});
+  faults.kinds = chosen.kinds;
   faults.clauses.resize(job.ports.size());
   if (faults.kinds.empty()) return faults;
   faults.timeout = 12 + static_cast<unsigned>(seed % 6);
   for (const Fault fault : faults.kinds) {
     Draw draw(seed ^ (static_cast<std::uint64_t>(fault) + 1) << 32);  // a fault is the same without others
-    draw_fault(draw, fault, job, faults);
+    Events events(fault, chosen.events, faults.events[fault]);
+    draw_fault(draw, fault, job, events, faults);
   }
   const bool has_tcp_faults = faults.tcp.break_count + faults.tcp.outage_count != 0;
   if (has_tcp_faults) faults.tcp.interfaces = 1 + chooser.below(kInterfaces);
   // Without TCP the ends cannot agree about a lane.
   if (faults.may_end_setup && faults.kinds.contains(Fault::kPort)) faults.may_end_job = true;
   return faults;
+}
+
+void leave_out(Faults& faults, std::size_t processes) {
+  faults.clauses.resize(processes);
+  std::fill(faults.dies_at.begin() + static_cast<std::ptrdiff_t>(processes), faults.dies_at.end(), 0);
+  if (faults.verb.process >= processes) faults.verb = {};
 }
 
 bool Faults::allow(std::string_view line) const {

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -31,15 +32,28 @@ constexpr std::array kFaultNames = {"loss",    "late", "port",  "reset", "unansw
                                     "refused", "cut",  "death", "verb",  "hang"};
 using FaultSet = std::set<Fault>;
 
-// "none", or names separated by commas. Empty: one is not known.
-std::optional<FaultSet> parse_faults(std::string_view list);
+// Of the events of a fault only these happen, counted from 1 in the order in which they are drawn; of a fault that is
+// not here, all.
+using FaultEvents = std::map<Fault, std::set<std::size_t>>;
+struct ChosenFaults {
+  FaultSet kinds = {};
+  FaultEvents events = {};
+
+  bool operator==(const ChosenFaults&) const = default;
+};
+
+// "none", or names separated by commas, each with the numbers of its events where not all happen: "loss,port/1/3".
+// Empty: one is not known.
+std::optional<ChosenFaults> parse_faults(std::string_view list);
+std::string describe(const ChosenFaults& faults);
 
 struct Faults {
   FaultSet kinds;
-  std::vector<std::string> clauses;  // of SOFTVERBS_FAULTS, by process
-  unsigned timeout = 0;              // VERBATIM_TIMEOUT; 0: the default
-  unsigned reconnect_s = 0;          // VERBATIM_RECONNECT_S; 0: the default
-  unsigned keepalive_s = 0;          // VERBATIM_KEEPALIVE_S; 0: the default
+  std::map<Fault, std::size_t> events;  // how many were drawn
+  std::vector<std::string> clauses;     // of SOFTVERBS_FAULTS, by process
+  unsigned timeout = 0;                 // VERBATIM_TIMEOUT; 0: the default
+  unsigned reconnect_s = 0;             // VERBATIM_RECONNECT_S; 0: the default
+  unsigned keepalive_s = 0;             // VERBATIM_KEEPALIVE_S; 0: the default
   TcpFaults tcp;
   std::array<std::uint64_t, kMostProcessesThatDie> dies_at{};  // as Plan has it
   // The nth call of this verb in this process returns an error.
@@ -63,13 +77,16 @@ struct Faults {
   bool explain(std::string_view line) const;  // as the cause of a call that fails
 };
 
+// Beside those of the first processes.
+void leave_out(Faults& faults, std::size_t processes);
+
 struct JobPorts {
   std::vector<std::size_t> ports;  // of each process
   bool have_lanes = true;          // all that runs between processes with several ports uses all of them
 };
 
 // `list`: what goes wrong; without a value the seed chooses.
-Faults draw_faults(std::uint64_t seed, const JobPorts& job, const std::optional<FaultSet>& list);
+Faults draw_faults(std::uint64_t seed, const JobPorts& job, const std::optional<ChosenFaults>& list);
 
 // softverbs does not say how many packets were lost or late, and which call took longer.
 constexpr bool is_counted(Fault fault) {

@@ -27,7 +27,7 @@ const char* plugin() {
 // Messages from one process to another one, of one port each, with the first seed from `seed` on that has them.
 Job draw_messages(std::uint64_t& seed, const FaultSet& faults) {
   for (;; ++seed) {
-    Job job = draw_job(seed, plugin(), faults);
+    Job job = draw_job({.seed = seed, .faults = ChosenFaults{faults}}, plugin());
     const bool crosses = !job.connections.empty() && job.connections.front().receiver != job.connections.front().sender;
     if (job.puts.ranks == 0 && crosses && job.ports == std::vector<std::size_t>{1, 1}) return job;
   }
@@ -52,10 +52,12 @@ Job draw_lost_port(std::uint64_t& seed, const char* library = "MUTATE_PLUGIN") {
 }
 
 TEST(Faults, List_IsReadByName) {
-  EXPECT_EQ(parse_faults("none"), FaultSet{});
-  EXPECT_EQ(parse_faults("port,loss"), (FaultSet{Fault::kLoss, Fault::kPort}));
+  EXPECT_EQ(parse_faults("none"), ChosenFaults{});
+  EXPECT_EQ(parse_faults("port,loss"), (ChosenFaults{{Fault::kLoss, Fault::kPort}, {}}));
+  EXPECT_EQ(parse_faults("port/1/3,loss"), (ChosenFaults{{Fault::kLoss, Fault::kPort}, {{Fault::kPort, {1, 3}}}}));
   EXPECT_EQ(parse_faults("loss,"), std::nullopt);
   EXPECT_EQ(parse_faults("rain"), std::nullopt);
+  EXPECT_EQ(parse_faults("port/x"), std::nullopt);
 }
 
 TEST(Faults, WithoutList_TheSeedChooses) {

@@ -103,9 +103,8 @@ class Process {
 
   // The others need not wait for this process.
   void give_up() {
-    for (std::size_t i = 0; i < job_.connections.size(); ++i) {
-      const ConnectionPlan& plan = job_.connections[i];
-      if (plan.receiver == number_ || plan.sender == number_) job_.handles[i].is_given_up = true;
+    for (const ConnectionPlan& plan : job_.connections) {
+      if (plan.receiver == number_ || plan.sender == number_) job_.handles[plan.number].is_given_up = true;
     }
     job_.handles[kMaxConnections + number_].is_given_up = true;
     note_progress();
@@ -115,10 +114,10 @@ class Process {
     std::deque<Connection> connections;
     std::optional<Rank> rank;
     std::vector<std::thread> threads;
-    for (unsigned i = 0; i < job_.connections.size(); ++i) {
-      const ConnectionPlan& plan = job_.connections[i];
+    for (const ConnectionPlan& plan : job_.connections) {
       if (plan.receiver != number_ && plan.sender != number_) continue;
-      Connection& connection = connections.emplace_back(*net_, context, device_, i, plan, job_.faults, job_.handles[i]);
+      Connection& connection =
+          connections.emplace_back(*net_, context, device_, plan, job_.faults, job_.handles[plan.number]);
       if (plan.receiver == number_) threads.emplace_back([&] { connection.receive(); });
       if (plan.sender == number_) threads.emplace_back([&] { connection.send(); });
     }
@@ -247,6 +246,21 @@ void set_environment(std::uint64_t seed, Job& job) {
   if (job.faults.reconnect_s != 0) set("VERBATIM_RECONNECT_S", std::to_string(job.faults.reconnect_s));
 }
 
+// What is left is as it was: a number or a place that was drawn stays the same.
+void leave_out(Job& job, const Choice& choice) {
+  job.processes = std::min(job.processes, choice.processes);
+  job.ports.resize(job.processes);
+  leave_out(job.faults, job.processes);
+  const auto is_chosen = [&](std::size_t part) { return !choice.parts || choice.parts->contains(part); };
+  std::erase_if(job.connections, [&](const ConnectionPlan& plan) {
+    return !is_chosen(plan.number) || std::max(plan.receiver, plan.sender) >= job.processes;
+  });
+  for (ConnectionPlan& plan : job.connections) plan.groups.resize(std::min(plan.groups.size(), choice.operations));
+  const bool has_puts = is_chosen(kPutsPart) && job.processes > 1 && job.processes % job.puts.stride == 0;
+  if (job.puts.ranks != 0 && !has_puts) job.puts = {};
+  if (job.puts.ranks != 0) leave_out(job.puts, job.processes, choice.operations);
+}
+
 // Beside those that are set for all processes.
 void add_faults_of_softverbs(const std::string& clauses) {
   if (clauses.empty()) return;
@@ -256,7 +270,8 @@ void add_faults_of_softverbs(const std::string& clauses) {
 
 }  // namespace
 
-Job draw_job(std::uint64_t seed, const std::string& plugin, const std::optional<FaultSet>& faults) {
+Job draw_job(const Choice& choice, const std::string& plugin) {
+  const std::uint64_t seed = choice.seed;
   Draw draw(seed);
   static Handle* const handles = make_handles();
   for (Handle* each = handles; each != handles + kHandles; ++each)
@@ -274,7 +289,9 @@ Job draw_job(std::uint64_t seed, const std::string& plugin, const std::optional<
   const std::size_t most_ports = draw.one_in(2) ? 1 : 3;
   for (std::size_t process = 0; process < job.processes; ++process) job.ports.push_back(1 + draw.below(most_ports));
   job.uses_merged = draw.one_in(2);
-  job.faults = draw_faults(seed, {job.ports, job.connections.empty() || job.uses_merged}, faults);
+  job.faults = draw_faults(seed, {job.ports, job.connections.empty() || job.uses_merged}, choice.faults);
+  job.order = choice.order;
+  leave_out(job, choice);
   reset_fault_counts();
   plan_tcp_faults(job.faults.tcp);
   set_environment(seed, job);
@@ -284,6 +301,7 @@ Job draw_job(std::uint64_t seed, const std::string& plugin, const std::optional<
 Plan plan_of(const Job& job, std::uint64_t seed) {
   Plan plan;
   plan.seed = seed;
+  plan.order = job.order;
   plan.trace = job.prints_log;
   plan.limit = job.faults.kinds == FaultSet{Fault::kDeath} ? kLimitAfterDeath : kJobLimit;
   plan.dies_at = job.faults.dies_at;

@@ -4,10 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "simulation/choice.h"
 #include "simulation/faults.h"
 #include "simulation/messages.h"
 #include "simulation/puts.h"
@@ -31,11 +31,11 @@ struct Job {
   PutPlan puts;              // each process is a rank
   Faults faults;
   Handle* handles = nullptr;  // for the connections, then for the ranks
+  std::uint64_t order = 0;    // of the threads
 };
 
-// Drawn from the seed, before the run. Sets the variables of the plugin and of softverbs, too. `faults`: those of the
-// run; without a value the seed chooses.
-Job draw_job(std::uint64_t seed, const std::string& plugin, const std::optional<FaultSet>& faults);
+// Drawn before the run, with less of it where that is chosen. Sets the variables of the plugin and of softverbs, too.
+Job draw_job(const Choice& choice, const std::string& plugin);
 
 Plan plan_of(const Job& job, std::uint64_t seed);
 

@@ -47,7 +47,7 @@ Mutated draw_mutated(const char* library, const char* mode, Condition condition,
   const char* const plugin = std::getenv(library);
   if (plugin == nullptr) throw std::runtime_error(std::string(library) + " is not set");
   for (;; ++seed) {
-    Job job = draw_job(seed, plugin, FaultSet{});
+    Job job = draw_job({.seed = seed, .faults = ChosenFaults{}}, plugin);
     if (condition(job, processes)) return {seed, std::move(job)};
   }
 }

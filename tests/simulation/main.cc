@@ -1,10 +1,14 @@
-// simulation --plugin PATH [--seed N] [--seeds COUNT] [--faults LIST] [--again N] [--addresses N] [--trace]
+// simulation --plugin PATH [--seed N] [--seeds COUNT] [--faults LIST] [--processes N] [--parts LIST] [--operations N]
+//            [--order N] [--shrink] [--again N] [--addresses N] [--trace]
 //
 // Runs a job for each of COUNT seeds, the first of which is N. Each prints the hash of its events, their number, the
 // virtual time that it took, and its faults, with how often each has happened where this is known. --faults LIST: names
-// separated by commas, or none; without it the seed chooses. --again N: every N-th seed runs twice, the second time
-// with other addresses, and its hash must be the same. --addresses N: those of the first time (0); the second time has
-// the next number. --trace: one line for each event. The exit status is 1 when a run has failed; stderr says why.
+// separated by commas, each with the numbers of its events where not all happen (port/1/3), or none; without it the
+// seed chooses. --processes, --parts (numbers of connections, puts), --operations: of the job that the seed draws only
+// these. --order: another order of the threads. --shrink: a run that fails is made shorter; the last line repeats the
+// shortest. --again N: every N-th seed runs twice, the second time with other addresses, and its hash must be the same.
+// --addresses N: those of the first time (0); the second time has the next number. --trace: one line for each event.
+// The exit status is 1 when a run has failed; stderr says why.
 #include <getopt.h>
 
 #include <array>
@@ -17,19 +21,22 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
 
+#include "simulation/choice.h"
 #include "simulation/job.h"
 #include "simulation/run.h"
+#include "simulation/shrink.h"
 
 namespace {
 
 struct Options {
   std::string plugin;
-  unsigned long long seed = 1;
+  simulation::Choice choice;  // with the first seed
+  bool shrinks = false;
   unsigned long long seeds = 1;
   unsigned long long again = 0;
   unsigned long long addresses = 0;
-  std::optional<simulation::FaultSet> faults;
   bool trace = false;
 };
 
@@ -40,23 +47,39 @@ bool parse_number(const char* text, unsigned long long& value) {
 }
 
 bool parse(int argc, char** argv, Options& options) {
-  constexpr option kOptions[] = {
-      {"plugin", required_argument, nullptr, 'p'}, {"seed", required_argument, nullptr, 's'},
-      {"seeds", required_argument, nullptr, 'n'},  {"faults", required_argument, nullptr, 'f'},
+  std::vector<option> known = {
+      {"plugin", required_argument, nullptr, 'p'}, {"seeds", required_argument, nullptr, 'n'},
       {"again", required_argument, nullptr, 'a'},  {"addresses", required_argument, nullptr, 'd'},
-      {"trace", no_argument, nullptr, 't'},        {nullptr, 0, nullptr, 0}};
-  for (int found = 0; (found = ::getopt_long(argc, argv, "", kOptions, nullptr)) != -1;) {
+      {"trace", no_argument, nullptr, 't'},        {"shrink", no_argument, nullptr, 's'}};
+  for (const char* name : simulation::kChoiceOptions) known.push_back({name, required_argument, nullptr, 'c'});
+  known.push_back({});
+  int index = 0;
+  for (int found = 0; (found = ::getopt_long(argc, argv, "", known.data(), &index)) != -1;) {
     if (found == 'p') options.plugin = optarg;
-    if (found == 's' && !parse_number(optarg, options.seed)) return false;
     if (found == 'n' && !parse_number(optarg, options.seeds)) return false;
     if (found == 'a' && !parse_number(optarg, options.again)) return false;
     if (found == 'd' && !parse_number(optarg, options.addresses)) return false;
-    if (found == 'f') options.faults = simulation::parse_faults(optarg);
-    if (found == 'f' && !options.faults) return false;
+    if (found == 'c' && !options.choice.set(known[static_cast<std::size_t>(index)].name, optarg)) return false;
     if (found == 't') options.trace = true;
+    if (found == 's') options.shrinks = true;
     if (found == '?') return false;
   }
   return optind == argc && !options.plugin.empty();
+}
+
+// Returns the exit status.
+int shrink(const char* program, const Options& options) {
+  const auto run = [&](const simulation::Choice& choice) { return simulation::try_run(choice, options.plugin); };
+  const std::optional<simulation::Shorter> shorter = simulation::shrink(options.choice, run);
+  if (!shorter) {
+    std::printf("%s: passed\n", simulation::describe(options.choice).c_str());
+    return 0;
+  }
+  std::fputs(shorter->tried.text.c_str(), stderr);
+  std::printf("the shortest of %zu runs has %lu events:\n%s --plugin %s %s\n", shorter->runs,
+              shorter->tried.result.outcome.events, program, options.plugin.c_str(),
+              simulation::describe(shorter->choice).c_str());
+  return 1;
 }
 
 struct SeedRun {
@@ -66,7 +89,9 @@ struct SeedRun {
 };
 
 SeedRun run_seed(const Options& options, unsigned long long seed, unsigned long long addresses) {
-  simulation::Job job = simulation::draw_job(seed, options.plugin, options.faults);
+  simulation::Choice choice = options.choice;
+  choice.seed = seed;
+  simulation::Job job = simulation::draw_job(choice, options.plugin);
   job.prints_log = options.trace;
   simulation::Plan plan = simulation::plan_of(job, seed);
   plan.addresses = addresses;
@@ -121,18 +146,20 @@ int main(int argc, char** argv) {
   Options options;
   if (!parse(argc, argv, options)) {
     std::fprintf(stderr,
-                 "usage: %s --plugin PATH [--seed N] [--seeds COUNT] [--faults LIST] [--again N] [--addresses N] "
-                 "[--trace]\nfaults: none",
+                 "usage: %s --plugin PATH [--seed N] [--seeds COUNT] [--faults LIST] [--processes N] [--parts LIST] "
+                 "[--operations N] [--order N] [--shrink] [--again N] [--addresses N] [--trace]\nfaults: none",
                  argv[0]);
     for (const char* name : simulation::kFaultNames) std::fprintf(stderr, ", %s", name);
     std::fprintf(stderr, "\n");
     return 2;
   }
+  if (options.shrinks) return shrink(argv[0], options);
   unsigned long long failed = 0;
   std::set<std::uint64_t> hashes;
   Totals totals;
   const auto begin = std::chrono::steady_clock::now();
-  for (unsigned long long seed = options.seed; seed != options.seed + options.seeds; ++seed) {
+  const unsigned long long first = options.choice.seed;
+  for (unsigned long long seed = first; seed != first + options.seeds; ++seed) {
     const SeedRun run = run_seed(options, seed, options.addresses);
     const simulation::Outcome& outcome = run.result.outcome;
     hashes.insert(outcome.hash);
@@ -156,6 +183,6 @@ int main(int argc, char** argv) {
               hashes.size(), static_cast<double>(options.seeds) / seconds.count());
   totals.print();
   if (hashes.size() != options.seeds) std::fprintf(stderr, "two seeds had the same run\n");
-  const bool is_complete = options.seeds < kEnoughSeeds || options.faults || totals.have_all_happened();
+  const bool is_complete = options.seeds < kEnoughSeeds || options.choice.faults || totals.have_all_happened();
   return failed == 0 && hashes.size() == options.seeds && is_complete ? 0 : 1;
 }

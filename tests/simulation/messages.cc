@@ -36,6 +36,7 @@ std::size_t offset_of(const Group& group, std::size_t member) {
 std::vector<ConnectionPlan> draw_connections(Draw& draw, std::size_t processes) {
   std::vector<ConnectionPlan> connections(1 + draw.below(kMaxConnections));
   for (ConnectionPlan& connection : connections) {
+    connection.number = static_cast<std::size_t>(&connection - connections.data());
     connection.receiver = draw.below(processes);
     connection.sender = draw.below(processes);
     connection.receives_in_gpu_memory = draw.one_in(2);
@@ -152,7 +153,7 @@ void Connection::begin(const End& end, Slot& slot, std::size_t group) {
   std::fill_n(slot.buffer->data(), slot.buffer->bytes(), kUnwritten);
   for (std::size_t i = 0; end.sends && i < plan_.groups[group].sizes.size(); ++i) {
     unsigned char* const data = slot.buffer->data() + offset_of(plan_.groups[group], i);
-    for (std::size_t at = 0; at < plan_.groups[group].sizes[i]; ++at) data[at] = content(group, i, number_, at);
+    for (std::size_t at = 0; at < plan_.groups[group].sizes[i]; ++at) data[at] = content(group, i, plan_.number, at);
   }
 }
 
@@ -250,7 +251,8 @@ void Connection::check_bytes(const Slot& slot, bool is_complete) {
   for (std::size_t i = 0; i < group.sizes.size(); ++i) {
     const unsigned char* const data = slot.buffer->data() + offset_of(group, i);
     for (std::size_t at = 0; at < group.sizes[i]; ++at) {
-      const bool is_right = data[at] == content(slot.group, i, number_, at) || (!is_complete && data[at] == kUnwritten);
+      const bool is_right =
+          data[at] == content(slot.group, i, plan_.number, at) || (!is_complete && data[at] == kUnwritten);
       wrong += is_right ? 0U : 1U;
     }
     for (std::size_t at = 0; at < group.spare + kGuardBytes; ++at) {

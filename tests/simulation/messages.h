@@ -24,6 +24,7 @@ struct Group {
 };
 
 struct ConnectionPlan {
+  std::size_t number = 0;
   std::size_t receiver = 0;  // its process
   std::size_t sender = 0;
   bool receives_in_gpu_memory = false;  // registered as dma-bufs, so that they are flushed
@@ -38,17 +39,16 @@ std::vector<ConnectionPlan> draw_connections(Draw& draw, std::size_t processes);
 // A connection, in one of its processes.
 class Connection {
  public:
-  Connection(netapi::Plugin& net, void* context, int device, unsigned number, const ConnectionPlan& plan,
-             const Faults& faults, Handle& handle)
+  Connection(netapi::Plugin& net, void* context, int device, const ConnectionPlan& plan, const Faults& faults,
+             Handle& handle)
       : net_(net),
         context_(context),
         device_(device),
-        number_(number),
         plan_(plan),
         faults_(faults),
         handle_(handle),
-        receiver_("receiver of connection " + std::to_string(number), [this] { return may_fail(); }),
-        sender_("sender of connection " + std::to_string(number), [this] { return may_fail(); }) {}
+        receiver_("receiver of connection " + std::to_string(plan.number), [this] { return may_fail(); }),
+        sender_("sender of connection " + std::to_string(plan.number), [this] { return may_fail(); }) {}
 
   void receive();
   void send();
@@ -103,7 +103,6 @@ class Connection {
   netapi::Plugin& net_;
   void* const context_;
   const int device_;
-  const unsigned number_;
   const ConnectionPlan& plan_;
   const Faults& faults_;
   Handle& handle_;

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <iterator>
+#include <map>
 #include <thread>
+#include <utility>
 
 #include "simulation/scheduler.h"
 
@@ -124,6 +126,15 @@ PutPlan draw_puts(Draw& draw) {
     for (std::size_t& bytes : window.bytes) bytes = (bytes / kPageBytes + 1) * kPageBytes;  // whole pages
   }
   return plan;
+}
+
+void leave_out(PutPlan& plan, std::size_t ranks, std::size_t operations) {
+  plan.ranks = ranks;
+  std::map<std::pair<std::size_t, std::size_t>, std::size_t> seen;
+  std::erase_if(plan.operations, [&](const Operation& operation) {
+    if (std::max(operation.rank, operation.peer) >= ranks) return true;
+    return ++seen[{operation.rank, operation.set}] > operations && !operation.is_last;
+  });
 }
 
 Rank::Rank(netapi::RmaPlugin& net, const PutPlan& plan, std::size_t rank, const Faults& faults, Handle* handles)

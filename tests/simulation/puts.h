@@ -61,6 +61,8 @@ struct PutPlan {
 
 constexpr std::size_t kMaxRanks = 4;
 PutPlan draw_puts(Draw& draw);
+// Beside these ranks, and the operations of a rank in a set behind the first ones. The last signals stay.
+void leave_out(PutPlan& plan, std::size_t ranks, std::size_t operations);
 
 // One rank, from init to finalize.
 class Rank {

@@ -217,7 +217,7 @@ void prepare(const Plan& plan, std::size_t processes) {
   if (g_run != nullptr) munmap(g_run, sizeof(Run));
   g_run = new (memory) Run;
   g_run->plan = plan;
-  g_run->random_state = plan.seed;
+  g_run->random_state = plan.seed ^ plan.order << 32;
   constexpr std::uint64_t kOneIn[] = {1, 2, 8, 32};
   g_run->switches_one_in = kOneIn[next_random() % std::size(kOneIn)];
   for (std::size_t i = 0; i < processes; ++i) g_run->threads[add_thread()].process = i;

@@ -27,6 +27,7 @@ constexpr std::size_t kMostProcessesThatDie = 8;
 
 struct Plan {
   std::uint64_t seed = 1;
+  std::uint64_t order = 0;      // with another number, the threads have another order
   std::uint64_t addresses = 0;  // with another number, what the processes allocate lies elsewhere
   bool trace = false;           // one line on stderr for each event
   Time limit = 3600 * kSecond;  // a run that takes longer has failed
