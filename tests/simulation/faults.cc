@@ -69,7 +69,7 @@ const Lines& lines_of(Fault fault) {
       {{}, {}},
       {of_tcp, {"Connection timed out", "Connection reset by peer", "has sent nothing for "}},
       {{"the side channel with the peer ", " is down, the connection "}, {"Connection reset by peer"}},
-      {{"the side channel with the peer "}, {}},
+      {{"the side channel with the peer ", " refuses a QP that was reset "}, {}},
       {{}, {}},
   }};
   return all[static_cast<std::size_t>(fault)];
@@ -382,6 +382,7 @@ bool Faults::explain(std::string_view line) const {
     if (!has_lost(process)) continue;
     if (line.find("(pid " + std::to_string(id_of_process(process))) != std::string_view::npos) return true;
   }
+  if (may_leave_no_port() && line.find(": port is DOWN") != std::string_view::npos) return true;
   if (verb.name != nullptr && line.find(verb.name) != std::string_view::npos) return true;
   if (!may_end_job && !may_end_setup && !may_end_puts && !has_lost_any()) return false;
   return has_any(line, consequences()) ||

@@ -72,6 +72,8 @@ struct Faults {
   // Whether it has died in this run.
   bool has_lost(std::size_t process) const { return kinds.contains(Fault::kDeath) && death_of(process) != kNever; }
   bool has_lost_any() const;
+  // At the begin of a process.
+  bool may_leave_no_port() const { return kinds.contains(Fault::kPort); }
   // Of a warning of the plugin.
   bool allow(std::string_view line) const;
   bool explain(std::string_view line) const;  // as the cause of a call that fails

@@ -123,6 +123,20 @@ TEST(Faults, PortThatDoesNotReturn_BothEndsFailWithTheCause) {
   EXPECT_EQ(fault_counts().failed_processes, 2U);
 }
 
+TEST(Faults, PortThatIsDownAtTheBegin_IsNamed) {
+  std::uint64_t seed = 1;
+  Job job = draw_messages(seed, {Fault::kPort});
+  job.faults.clauses = {"link-down device=0 for=1s", ""};
+  job.faults.may_end_job = false;
+  const CapturedRun captured = run_with(job, seed);
+  EXPECT_TRUE(captured.result.passed) << captured.text;
+  EXPECT_EQ(fault_counts().failed_processes, 1U);
+  job.faults.kinds = {Fault::kLoss};
+  const CapturedRun unexplained = run_with(job, seed);
+  EXPECT_FALSE(unexplained.result.passed);
+  EXPECT_NE(unexplained.text.find("table init returned invalid usage"), std::string::npos) << unexplained.text;
+}
+
 // The connection of a job is reset after this time. How many processes have failed calls, with the cause in the log.
 std::uint64_t reset_after(Time time, std::uint64_t seed) {
   Job job = draw_messages(seed, {Fault::kReset});

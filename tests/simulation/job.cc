@@ -87,7 +87,9 @@ class Process {
   }
 
   bool begin_net(void*& context) {
-    if (!call_("table init", [&] { return net_->init(1, {}, &context); })) return false;
+    if (!call_(
+            "table init", [&] { return net_->init(1, {}, &context); }, job_.faults.may_leave_no_port()))
+      return false;
     netapi::Properties properties;
     if (!call_("table getProperties", [&] { return net_->properties(0, &properties); })) return false;
     if (properties.max_recvs < int{kMaxMembers}) call_.add_problem("maxRecvs is too low");

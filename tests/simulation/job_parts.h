@@ -79,14 +79,16 @@ class Calls {
   // plugin cannot survive.
   Calls(std::string whose, std::function<bool()> may_fail) : whose_(std::move(whose)), may_fail_(std::move(may_fail)) {}
 
-  // A step of the simulation. False unless the call succeeds, and a problem if it may not fail.
+  // A step of the simulation. False unless the call succeeds, and a problem if it may not fail. `may_be_refused`: it
+  // may return that the plugin finds nothing to work with.
   template <typename Call>
-  bool operator()(const char* name, Call call) {
+  bool operator()(const char* name, Call call, bool may_be_refused = false) {
     step(name);
     const nccl::Result result = call();
     record(name, static_cast<std::int64_t>(result));
     if (result == nccl::Result::kSuccess) return true;
-    if ((result == nccl::Result::kRemoteError || result == nccl::Result::kSystemError) && may_fail_()) {
+    const bool is_failure = result == nccl::Result::kRemoteError || result == nccl::Result::kSystemError;
+    if ((is_failure && may_fail_()) || (result == nccl::Result::kInvalidUsage && may_be_refused)) {
       has_failed_ = true;
       return false;
     }

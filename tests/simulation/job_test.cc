@@ -4,11 +4,13 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
 
 #include "simulation/captured_run.h"
+#include "simulation/shrink.h"
 
 namespace simulation {
 namespace {
@@ -128,6 +130,21 @@ TEST(SimulatedJob, ConnectionWithoutSender_ReachesTheLimit) {
   EXPECT_FALSE(captured.result.passed);
   EXPECT_NE(captured.text.find("limit of virtual time"), std::string::npos) << captured.text;
 }
+
+// Runs that have failed, as `simulation --shrink` prints them.
+class FailedOnce : public testing::TestWithParam<const char*> {};
+
+TEST_P(FailedOnce, Run_Passes) {
+  const std::optional<Choice> choice = parse_choice(GetParam());
+  ASSERT_TRUE(choice);
+  const Tried tried = try_run(*choice, std::getenv("MUTATE_PLUGIN"));
+  EXPECT_TRUE(tried.result.passed) << tried.text;
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Simulation, FailedOnce,
+    testing::Values("--seed 3057 --faults port,hang --parts 0 --operations 1",   // the link is down at init
+                    "--seed 4928 --faults verb --processes 2 --operations 1"));  // a trial of a reset QP is refused
 
 }  // namespace
 }  // namespace simulation

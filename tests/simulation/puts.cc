@@ -169,8 +169,9 @@ bool Rank::may_fail() const {
 
 void Rank::run() {
   void* instance = nullptr;
-  bool ok = call_("table init", [&] { return net_.init(1, &instance); }) && connect(instance) && create_sets() &&
-            add_memory(signals_, false, nccl::kMrForceStrictOrdering) &&
+  bool ok = call_(
+                "table init", [&] { return net_.init(1, &instance); }, faults_.may_leave_no_port()) &&
+            connect(instance) && create_sets() && add_memory(signals_, false, nccl::kMrForceStrictOrdering) &&
             add_memory(windows_[0], plan_.windows[0].in_gpu_memory, 0);
   if (!ok) handles_[rank_].is_given_up = true;
   note_progress();
