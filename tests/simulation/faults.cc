@@ -71,6 +71,9 @@ const Lines& lines_of(Fault fault) {
       {{"the side channel with the peer ", " is down, the connection "}, {"Connection reset by peer"}},
       {{"the side channel with the peer ", " refuses a QP that was reset "}, {}},
       {{}, {}},
+      {{},
+       {"out of memory", "Cannot allocate memory",
+        " ended without closing a connection that has outstanding operations"}},
   }};
   return all[static_cast<std::size_t>(fault)];
 }
@@ -223,6 +226,13 @@ void draw_verb(Draw& draw, Faults& faults) {
   faults.may_end_job = true;
 }
 
+void draw_memory(Draw& draw, Faults& faults) {
+  constexpr std::uint64_t kLastCall = 8192;
+  faults.memory = {.process = draw.below(faults.clauses.size()),
+                   .nth = static_cast<long>(draw_time(draw, 1, kLastCall))};
+  faults.may_end_job = true;
+}
+
 std::string draw_hang(Draw& draw) {
   constexpr const char* kVerbs[] = {"create_cq",  "create_qp",    "modify_qp",     "query_qp", "destroy_qp",
                                     "query_port", "reg_mr_iova2", "reg_dmabuf_mr", "dereg_mr"};
@@ -270,6 +280,9 @@ void draw_fault(Draw& draw, Fault fault, const JobPorts& job, Events& events, Fa
       break;
     case Fault::kHang:
       if (events.takes_next()) add(faults.clauses.at(draw.below(faults.clauses.size())), draw_hang(draw));
+      break;
+    case Fault::kMemory:
+      if (events.takes_next()) draw_memory(draw, faults);
       break;
   }
 }
@@ -363,6 +376,7 @@ void leave_out(Faults& faults, std::size_t processes) {
   faults.clauses.resize(processes);
   std::fill(faults.dies_at.begin() + static_cast<std::ptrdiff_t>(processes), faults.dies_at.end(), 0);
   if (faults.verb.process >= processes) faults.verb = {};
+  if (faults.memory.process >= processes) faults.memory = {};
 }
 
 bool Faults::allow(std::string_view line) const {

@@ -27,9 +27,10 @@ enum class Fault : std::size_t {
   kDeath,       // a process ends as if it were killed
   kVerb,        // a call of a verb is refused, also that of a registration
   kHang,        // a call of a verb takes seconds
+  kMemory,      // a call of the plugin for memory is refused
 };
-constexpr std::array kFaultNames = {"loss",    "late", "port",  "reset", "unanswered",
-                                    "refused", "cut",  "death", "verb",  "hang"};
+constexpr std::array kFaultNames = {"loss", "late",  "port", "reset", "unanswered", "refused",
+                                    "cut",  "death", "verb", "hang",  "memory"};
 using FaultSet = std::set<Fault>;
 
 // Of the events of a fault only these happen, counted from 1 in the order in which they are drawn; of a fault that is
@@ -64,6 +65,12 @@ struct Faults {
     int error = 0;
   };
   RefusedVerb verb;
+  // As refuse_memory has it; 0: not.
+  struct RefusedMemory {
+    std::size_t process = 0;
+    long nth = 0;
+  };
+  RefusedMemory memory;
   // What may fail, with a cause in the log: all, or what is not connected yet, or the RMA communicator.
   bool may_end_job = false;
   bool may_end_setup = false;

@@ -114,6 +114,31 @@ TEST(Faults, VerbThatIsRefused_EndsWhatNeedsItWithItsName) {
   EXPECT_NE(failed, 0U);
 }
 
+TEST(Faults, MemoryThatIsRefused_EndsWhatNeedsItWithALine) {
+  std::uint64_t failed = 0;
+  for (long nth = 1; nth <= 512; nth *= 2) {
+    std::uint64_t seed = 1;
+    Job job = draw_messages(seed, {Fault::kMemory});
+    job.faults.memory = {.process = 0, .nth = nth};
+    const CapturedRun captured = run_with(job, seed);
+    EXPECT_TRUE(captured.result.passed) << captured.text;
+    EXPECT_EQ(fault_counts().happened[static_cast<std::size_t>(Fault::kMemory)], 1U) << nth;
+    failed += fault_counts().failed_processes;
+  }
+  EXPECT_NE(failed, 0U);
+}
+
+TEST(Faults, MemoryThatIsRefusedUnplanned_IsFound) {
+  std::uint64_t seed = 1;
+  Job job = draw_messages(seed, {Fault::kMemory});
+  job.faults.memory = {.process = 0, .nth = 1};
+  job.faults.kinds = {Fault::kLoss};
+  const CapturedRun captured = run_with(job, seed);
+  EXPECT_FALSE(captured.result.passed);
+  EXPECT_NE(captured.text.find("a warning: NET/Verbatim : init failed: out of memory"), std::string::npos)
+      << captured.text;
+}
+
 TEST(Faults, PortThatDoesNotReturn_BothEndsFailWithTheCause) {
   std::uint64_t seed = 1;
   const Job job = draw_lost_port(seed);

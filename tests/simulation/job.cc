@@ -29,6 +29,7 @@
 #include "netapi/rma.h"
 #include "simulation/device.h"
 #include "simulation/job_parts.h"
+#include "simulation/memory.h"
 #include "simulation/messages.h"
 #include "simulation/puts.h"
 #include "simulation/scheduler.h"
@@ -67,8 +68,11 @@ class Process {
   void run() {
     void* context = nullptr;
     const bool needs_net = !job_.connections.empty() || job_.ports[number_] > 1;
-    const bool ok = (!needs_net || (open(net_, netapi::open_plugin(job_.plugin)) && begin_net(context))) &&
-                    (job_.puts.ranks == 0 || open(rma_, netapi::open_rma_plugin(job_.plugin, job_.puts.version)));
+    bool ok = (!needs_net || open(net_, netapi::open_plugin(job_.plugin))) &&
+              (job_.puts.ranks == 0 || open(rma_, netapi::open_rma_plugin(job_.plugin, job_.puts.version)));
+    const Faults::RefusedMemory& memory = job_.faults.memory;
+    if (ok && memory.nth != 0 && memory.process == number_) refuse_memory(job_.plugin, memory.nth);
+    ok = ok && (!needs_net || begin_net(context));
     if (ok) exchange(context);
     if (!ok) give_up();
     if (context != nullptr) call_("table finalize", [&] { return net_->finalize(context); });
@@ -343,6 +347,7 @@ bool run_job(const Job& job, std::size_t process) {
     if (running.has_failed() && !is_explained) problems.push_back("calls have failed, and no warning names the cause");
   }
   netapi::set_log_callback({});
+  if (has_refused_memory()) count_fault(Fault::kMemory);
   if (has_refused_verb && verbatim::test::verbs_counters().fail.has_failed()) count_fault(Fault::kVerb);
   if (const std::string alive = verbs_alive(); !alive.empty()) problems.push_back("leak of verbs objects:" + alive);
   for (const std::string& problem : problems) std::fprintf(stderr, "%s\n", problem.c_str());
