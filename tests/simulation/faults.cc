@@ -74,6 +74,8 @@ const Lines& lines_of(Fault fault) {
       {{},
        {"out of memory", "Cannot allocate memory",
         " ended without closing a connection that has outstanding operations"}},
+      // A listen of NCCL stays after an abort, so the peer connects to it and waits.
+      {{}, {"its application makes no calls for this connection"}},
   }};
   return all[static_cast<std::size_t>(fault)];
 }
@@ -233,6 +235,20 @@ void draw_memory(Draw& draw, Faults& faults) {
   faults.may_end_job = true;
 }
 
+// Mostly one process, at any time of the set-up or of the exchange.
+void draw_aborts(Draw& draw, Events& events, Faults& faults) {
+  for (std::size_t left = draw.one_in(4) ? 2 : 1; left > 0; --left) {
+    Faults::Abort drawn;
+    if (draw.one_in(3)) {
+      drawn.at = draw_time(draw, 10 * kMicrosecond, 300 * kMillisecond);
+    } else {
+      drawn.after = 1 + draw.below(64);
+    }
+    const std::size_t process = draw.below(faults.clauses.size());
+    if (events.takes_next()) faults.aborts.at(process) = drawn;
+  }
+}
+
 std::string draw_hang(Draw& draw) {
   constexpr const char* kVerbs[] = {"create_cq",  "create_qp",    "modify_qp",     "query_qp", "destroy_qp",
                                     "query_port", "reg_mr_iova2", "reg_dmabuf_mr", "dereg_mr"};
@@ -284,6 +300,9 @@ void draw_fault(Draw& draw, Fault fault, const JobPorts& job, Events& events, Fa
     case Fault::kMemory:
       if (events.takes_next()) draw_memory(draw, faults);
       break;
+    case Fault::kAbort:
+      draw_aborts(draw, events, faults);
+      break;
   }
 }
 
@@ -300,6 +319,7 @@ FaultSet draw_set(Draw& draw) {
 struct SharedCounts {
   std::array<std::atomic<std::uint64_t>, kFaultNames.size()> happened{};
   std::atomic<std::uint64_t> failed_processes{0};
+  std::array<std::atomic<std::uint64_t>, kMostProcessesThatDie> done{};  // by process
 };
 
 SharedCounts& shared_counts() {
@@ -375,6 +395,7 @@ Faults draw_faults(std::uint64_t seed, const JobPorts& job, const std::optional<
 void leave_out(Faults& faults, std::size_t processes) {
   faults.clauses.resize(processes);
   std::fill(faults.dies_at.begin() + static_cast<std::ptrdiff_t>(processes), faults.dies_at.end(), 0);
+  std::fill(faults.aborts.begin() + static_cast<std::ptrdiff_t>(processes), faults.aborts.end(), Faults::Abort{});
   if (faults.verb.process >= processes) faults.verb = {};
   if (faults.memory.process >= processes) faults.memory = {};
 }
@@ -382,6 +403,19 @@ void leave_out(Faults& faults, std::size_t processes) {
 bool Faults::allow(std::string_view line) const {
   return explain(line) || std::any_of(kinds.begin(), kinds.end(),
                                       [line](Fault fault) { return has_any(line, lines_of(fault).allowed); });
+}
+
+bool Faults::has_aborted(std::size_t process) const {
+  if (process >= aborts.size()) return false;
+  const Abort& abort = aborts[process];
+  return (abort.at != 0 && abort.at <= now()) || (abort.after != 0 && abort.after <= shared_counts().done[process]);
+}
+
+bool Faults::has_aborted_any() const {
+  for (std::size_t process = 0; process < aborts.size(); ++process) {
+    if (has_aborted(process)) return true;
+  }
+  return false;
 }
 
 bool Faults::has_lost_any() const {
@@ -419,6 +453,7 @@ void reset_fault_counts() {
   SharedCounts& counts = shared_counts();
   for (std::atomic<std::uint64_t>& count : counts.happened) count = 0;
   counts.failed_processes = 0;
+  for (std::atomic<std::uint64_t>& done : counts.done) done = 0;
 }
 
 FaultCounts fault_counts() {
@@ -434,6 +469,10 @@ void count_fault(Fault fault) {
 
 void count_faults_in(std::string_view line) {
   if (line.find(": the link is down (port error)") != std::string_view::npos) count_fault(Fault::kPort);
+}
+
+void count_done() {
+  if (own_process() < kMostProcessesThatDie) ++shared_counts().done[own_process()];
 }
 
 void count_failed_process() {

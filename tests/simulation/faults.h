@@ -28,9 +28,14 @@ enum class Fault : std::size_t {
   kVerb,        // a call of a verb is refused, also that of a registration
   kHang,        // a call of a verb takes seconds
   kMemory,      // a call of the plugin for memory is refused
+  kAbort,       // the application of a process closes all that it has, as ncclCommAbort does
 };
 constexpr std::array kFaultNames = {"loss", "late",  "port", "reset", "unanswered", "refused",
-                                    "cut",  "death", "verb", "hang",  "memory"};
+                                    "cut",  "death", "verb", "hang",  "memory",     "abort"};
+// A process ends early, and all else works.
+constexpr bool is_of_process(Fault fault) {
+  return fault == Fault::kDeath || fault == Fault::kAbort;
+}
 using FaultSet = std::set<Fault>;
 
 // Of the events of a fault only these happen, counted from 1 in the order in which they are drawn; of a fault that is
@@ -57,6 +62,13 @@ struct Faults {
   unsigned keepalive_s = 0;             // VERBATIM_KEEPALIVE_S; 0: the default
   TcpFaults tcp;
   std::array<std::uint64_t, kMostProcessesThatDie> dies_at{};  // as Plan has it
+  // When the application of a process goes on to close all: at a time, or when so many of its messages, puts, signals
+  // and gets are done; 0: not.
+  struct Abort {
+    Time at = 0;
+    std::uint64_t after = 0;
+  };
+  std::array<Abort, kMostProcessesThatDie> aborts{};  // by process
   // The nth call of this verb in this process returns an error.
   struct RefusedVerb {
     const char* name = nullptr;
@@ -76,8 +88,12 @@ struct Faults {
   bool may_end_setup = false;
   bool may_end_puts = false;
 
-  // Whether it has died in this run.
-  bool has_lost(std::size_t process) const { return kinds.contains(Fault::kDeath) && death_of(process) != kNever; }
+  bool has_aborted(std::size_t process) const;
+  bool has_aborted_any() const;
+  // Whether it has died or aborted in this run.
+  bool has_lost(std::size_t process) const {
+    return has_aborted(process) || (kinds.contains(Fault::kDeath) && death_of(process) != kNever);
+  }
   bool has_lost_any() const;
   // At the begin of a process.
   bool may_leave_no_port() const { return kinds.contains(Fault::kPort); }
@@ -115,5 +131,7 @@ FaultCounts fault_counts();
 // Counts what a warning of the plugin shows.
 void count_faults_in(std::string_view line);
 void count_failed_process();
+// A message, put, signal or get of this process is done.
+void count_done();
 
 }  // namespace simulation

@@ -33,6 +33,14 @@ Job draw_messages(std::uint64_t& seed, const FaultSet& faults) {
   }
 }
 
+// Of two ranks.
+Job draw_puts(std::uint64_t& seed, const FaultSet& faults) {
+  for (;; ++seed) {
+    Job job = draw_job({.seed = seed, .faults = ChosenFaults{faults}}, plugin());
+    if (job.puts.ranks == 2 && job.connections.empty()) return job;
+  }
+}
+
 CapturedRun run_with(const Job& job, std::uint64_t seed) {
   return captured_run(plan_of(job, seed), job.processes, [&](std::size_t process) { return run_job(job, process); });
 }
@@ -202,6 +210,40 @@ TEST(Faults, ProcessThatDies_TheOtherFailsWithItsName) {
     }
   }
   EXPECT_NE(failed, 0U);
+}
+
+// In the set-up, and with messages or puts under way: as with a death.
+TEST(Faults, ProcessThatAborts_TheOtherEndsWithItsName) {
+  std::vector<Faults::Abort> aborts;
+  for (Time time = 20 * kMicrosecond; time < 300 * kMillisecond; time *= 4) aborts.push_back({.at = time});
+  for (std::uint64_t done = 1; done < 100; done *= 3) aborts.push_back({.after = done});
+  std::uint64_t failed = 0;
+  std::uint64_t aborted = 0;
+  for (const Faults::Abort& abort : aborts) {
+    for (const bool has_puts : {false, true}) {
+      std::uint64_t seed = 1;
+      const FaultSet faults{Fault::kAbort};
+      Job job = has_puts ? draw_puts(seed, faults) : draw_messages(seed, faults);
+      job.faults.aborts[0] = abort;
+      const CapturedRun captured = run_with(job, seed);
+      EXPECT_TRUE(captured.result.passed) << captured.text;
+      failed += fault_counts().failed_processes;
+      aborted += fault_counts().happened[static_cast<std::size_t>(Fault::kAbort)];
+    }
+  }
+  EXPECT_GE(failed, aborts.size());
+  EXPECT_GE(aborted, aborts.size() / 2);
+}
+
+TEST(Faults, AbortThatWasNotPlanned_IsFound) {
+  std::uint64_t seed = 1;
+  const Job other = draw_messages(seed, {Fault::kLoss});
+  Job job = other;
+  job.faults.aborts[0].after = 5;
+  const CapturedRun captured = captured_run(
+      plan_of(job, seed), 2, [&](std::size_t process) { return run_job(process == 0 ? job : other, process); });
+  EXPECT_FALSE(captured.result.passed);
+  EXPECT_NE(captured.text.find(" returned remote error ("), std::string::npos) << captured.text;
 }
 
 TEST(Faults, LineOfAPeer_IsExplainedOnlyByItsOwnDeath) {

@@ -309,7 +309,9 @@ Plan plan_of(const Job& job, std::uint64_t seed) {
   plan.seed = seed;
   plan.order = job.order;
   plan.trace = job.prints_log;
-  plan.limit = job.faults.kinds == FaultSet{Fault::kDeath} ? kLimitAfterDeath : kJobLimit;
+  const FaultSet& kinds = job.faults.kinds;
+  const bool all_else_works = !kinds.empty() && std::all_of(kinds.begin(), kinds.end(), is_of_process);
+  plan.limit = all_else_works ? kLimitAfterDeath : kJobLimit;
   plan.dies_at = job.faults.dies_at;
   return plan;
 }

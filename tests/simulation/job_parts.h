@@ -87,13 +87,25 @@ class Calls {
     const nccl::Result result = call();
     record(name, static_cast<std::int64_t>(result));
     if (result == nccl::Result::kSuccess) return true;
-    const bool is_failure = result == nccl::Result::kRemoteError || result == nccl::Result::kSystemError;
-    if ((is_failure && may_fail_()) || (result == nccl::Result::kInvalidUsage && may_be_refused)) {
+    const bool is_error = result == nccl::Result::kRemoteError || result == nccl::Result::kSystemError;
+    const std::string line = std::string(name) + " returned " + netapi::result_name(result);
+    if (result == nccl::Result::kInvalidUsage && may_be_refused) {
       has_failed_ = true;
-      return false;
+    } else if (is_error) {
+      add_failure(line);
+    } else {
+      add_problem(line);
     }
-    add_problem(std::string(name) + " returned " + netapi::result_name(result));
     return false;
+  }
+
+  // A problem, unless calls may fail now.
+  void add_failure(const std::string& line) {
+    if (may_fail_()) {
+      has_failed_ = true;
+    } else {
+      add_problem(line);
+    }
   }
 
   void add_problem(const std::string& line) {

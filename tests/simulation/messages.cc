@@ -39,6 +39,9 @@ std::vector<ConnectionPlan> draw_connections(Draw& draw, std::size_t processes) 
     connection.number = static_cast<std::size_t>(&connection - connections.data());
     connection.receiver = draw.below(processes);
     connection.sender = draw.below(processes);
+    connection.listen_stays = std::none_of(connections.data(), &connection, [&](const ConnectionPlan& other) {
+      return other.receiver == connection.receiver;
+    });
     connection.receives_in_gpu_memory = draw.one_in(2);
     std::generate_n(std::back_inserter(connection.groups), kGroups, [&] { return draw_group(draw); });
   }
@@ -56,7 +59,8 @@ void Connection::receive() {
     ok = end.call("table accept", [&] { return net_.accept(listen_comm, &end.comm); });
     if (end.comm == nullptr) ::sched_yield();
   }
-  if (listen_comm != nullptr) end.call("table closeListen", [&] { return net_.close_listen(listen_comm); });
+  const bool stays = plan_.listen_stays && has_aborted();
+  if (listen_comm != nullptr && !stays) end.call("table closeListen", [&] { return net_.close_listen(listen_comm); });
   exchange(end);
 }
 
@@ -65,7 +69,7 @@ void Connection::send() {
   while (!handle_.is_there && !handle_.is_given_up && !has_lost_process()) ::sched_yield();
   auto handle = handle_.bytes;  // connect may write into it
   bool ok = handle_.is_there;
-  while (ok && end.comm == nullptr) {
+  while (ok && end.comm == nullptr && !has_aborted()) {
     ok = end.call("table connect", [&] { return net_.connect(context_, device_, handle.data(), &end.comm); });
     if (end.comm == nullptr) ::sched_yield();
   }
@@ -81,7 +85,7 @@ void Connection::exchange(End& end) {
   note_progress();
   if (end.comm == nullptr) return;
   bool ok = add_buffers(end);
-  while (ok && end.done < plan_.groups.size()) {
+  while (ok && end.done < plan_.groups.size() && !has_aborted()) {
     bool moved = false;
     ok = make_progress(end, moved);
     if (moved) {
@@ -90,7 +94,10 @@ void Connection::exchange(End& end) {
       ::sched_yield();
     }
   }
-  if (ok && !end.sends && plan_.receives_in_gpu_memory && flushes_ == 0) end.call.add_problem("no receive was flushed");
+  const bool is_done = end.done == plan_.groups.size();
+  if (is_done && !end.sends && plan_.receives_in_gpu_memory && flushes_ == 0)
+    end.call.add_problem("no receive was flushed");
+  if (ok && !is_done) count_fault(Fault::kAbort);
   close(end);
 }
 
@@ -203,6 +210,7 @@ bool Connection::test(End& end, Slot& slot, bool& done) {
     if (!end.call("table test", [&] { return net_.test(slot.requests[i], &is_done, end.sizes.data()); })) return false;
     record("done", is_done);
     if (is_done == 0) return true;
+    count_done();
     slot.requests[i] = nullptr;
     if (end.sends || i != 0) continue;
     check_sizes(end, slot);

@@ -27,6 +27,8 @@ struct ConnectionPlan {
   std::size_t number = 0;
   std::size_t receiver = 0;  // its process
   std::size_t sender = 0;
+  // NCCL closes no listen after an abort. One of a process stays: more would be closed in the order of their addresses.
+  bool listen_stays = false;
   bool receives_in_gpu_memory = false;  // registered as dma-bufs, so that they are flushed
   std::vector<Group> groups;
 };
@@ -83,6 +85,8 @@ class Connection {
   bool may_fail() const {
     return faults_.may_end_job || (faults_.may_end_setup && handle_.connected_ends < 2) || has_lost_process();
   }
+  // The application of this process makes no more calls but those that close.
+  bool has_aborted() const { return faults_.has_aborted(own_process()); }
   bool has_lost_process() const { return faults_.has_lost(plan_.receiver) || faults_.has_lost(plan_.sender); }
   void exchange(End& end);
   void close(End& end);

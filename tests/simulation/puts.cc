@@ -199,12 +199,12 @@ bool Rank::connect(void* instance) {
   std::vector<void*> handles;
   bool all_are_there = true;
   for (std::size_t i = 0; i < plan_.ranks; ++i) {
-    while (!handles_[i].is_there && !handles_[i].is_given_up && !faults_.has_lost(i)) ::sched_yield();
+    while (!handles_[i].is_there && !handles_[i].is_given_up && !faults_.has_lost(i) && !has_aborted()) ::sched_yield();
     all_are_there = all_are_there && handles_[i].is_there;
     handles.push_back(handles_[i].bytes.data());
   }
   int foreign = 0;  // NCCL passes a context that may be another plugin's
-  const bool ok = all_are_there && call_("table connect", [&] {
+  const bool ok = all_are_there && !has_aborted() && call_("table connect", [&] {
                     return net_.connect(&foreign, handles.data(), static_cast<int>(plan_.ranks),
                                         static_cast<int>(rank_), listen_comm, &coll_);
                   });
@@ -216,12 +216,14 @@ bool Rank::create_sets() {
     const netapi::RmaConfig config{.contexts = static_cast<int>(plan_.contexts[i]),
                                    .rank_stride = static_cast<int>(plan_.stride)};
     void*& contexts = sets_[i].contexts;
-    if (!call_("table createContext", [&] { return net_.create_context(coll_, config, &contexts); })) return false;
+    if (has_aborted() || !call_("table createContext", [&] { return net_.create_context(coll_, config, &contexts); }))
+      return false;
   }
   return true;
 }
 
 bool Rank::add_memory(Memory& memory, bool in_gpu_memory, std::uint64_t flags) {
+  if (has_aborted()) return false;
   void* mhandle = nullptr;
   const fault::DmaBuf& pages = memory.pages;
   const bool ok = in_gpu_memory
@@ -249,10 +251,11 @@ void Rank::close(void* instance) {
     if (memory.mhandle == nullptr) return;
     call_("table deregMrSym", [&] { return net_.dereg_mr(coll_, memory.mhandle); });
   };
-  if (!plan_.tests_all) destroy();  // requests that are under way use the memory
+  const bool are_under_way = !plan_.tests_all || has_aborted();
+  if (are_under_way) destroy();  // they use the memory
   deregister(signals_);
   for (const Memory& window : windows_) deregister(window);
-  if (plan_.tests_all) destroy();
+  if (!are_under_way) destroy();
   if (coll_ != nullptr) call_("table closeColl", [&] { return net_.close_coll(coll_); });
   if (instance != nullptr) call_("table finalize", [&] { return net_.finalize(instance); });
 }
@@ -260,7 +263,7 @@ void Rank::close(void* instance) {
 void Rank::exchange(Set& set) {
   set.moved = now();
   bool ok = true;
-  while (ok && !is_done(set) && !call_.has_failed()) {
+  while (ok && !is_done(set) && !call_.has_failed() && !has_aborted() && !waits_in_vain(set)) {
     bool moved = false;
     ok = begin(set, moved) && test(set, moved) &&
          call_("table rmaProgress", [&] { return net_.progress(set.contexts); });
@@ -275,9 +278,10 @@ void Rank::exchange(Set& set) {
       ::sched_yield();
     }
   }
+  if (ok && !is_done(set) && has_aborted()) count_fault(Fault::kAbort);
   bool has_failed = false;
   call_("table queryLastError", [&] { return net_.query_last_error(set.contexts, &has_failed); });
-  if (has_failed && !call_.has_failed()) call_.add_problem("queryLastError reports a failure");
+  if (has_failed && !call_.has_failed()) call_.add_failure("queryLastError reports a failure");
 }
 
 bool Rank::begin(Set& set, bool& moved) {
@@ -354,6 +358,7 @@ bool Rank::test(Set& set, bool& moved) {
     record("done", is_done);
     if (is_done == 0) continue;
     request.request = nullptr;
+    count_done();
     moved = true;
     if (request.operation->kind == Kind::kGet) check_and_reset(*request.operation);
   }
@@ -387,6 +392,10 @@ void Rank::look_at_signals(Set& set, bool& moved) {
 bool Rank::is_done(const Set& set) const {
   return set.next == set.own.size() && (set.requests.empty() || !plan_.tests_all) &&
          std::all_of(set.arrivals.begin(), set.arrivals.end(), [](const Arrival& arrival) { return arrival.signal; });
+}
+
+bool Rank::waits_in_vain(const Set& set) const {
+  return faults_.has_aborted_any() && set.next == set.own.size() && set.requests.empty();
 }
 
 void Rank::report_missing(const Set& set) {

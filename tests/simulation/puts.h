@@ -102,6 +102,8 @@ class Rank {
   };
 
   bool may_fail() const;
+  // The application of this rank makes no more calls but those that close.
+  bool has_aborted() const { return faults_.has_aborted(rank_); }
   bool connect(void* instance);
   bool create_sets();
   bool add_memory(Memory& memory, bool in_gpu_memory, std::uint64_t flags);
@@ -113,6 +115,8 @@ class Rank {
   bool test(Set& set, bool& moved);
   void look_at_signals(Set& set, bool& moved);
   bool is_done(const Set& set) const;
+  // Of a rank that has aborted no more signals come, and nothing of this rank is left that could fail.
+  bool waits_in_vain(const Set& set) const;
   void report_missing(const Set& set);
   netapi::RmaPart part(const Operation::Place& place) const;
   // How often the signal has been counted.
