@@ -72,7 +72,7 @@ const Lines& lines_of(Fault fault) {
       {{"the side channel with the peer ", " refuses a QP that was reset "}, {}},
       {{}, {}},
       {{},
-       {"out of memory", "Cannot allocate memory",
+       {"out of memory", "Cannot allocate memory", "there is no memory to say how",
         " ended without closing a connection that has outstanding operations"}},
       // A listen of NCCL stays after an abort, so the peer connects to it and waits.
       {{}, {"its application makes no calls for this connection"}},
