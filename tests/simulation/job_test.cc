@@ -143,8 +143,10 @@ TEST_P(FailedOnce, Run_Passes) {
 
 INSTANTIATE_TEST_SUITE_P(
     Simulation, FailedOnce,
-    testing::Values("--seed 3450 --faults memory,abort --operations 32",         // no memory to name the cause
-                    "--seed 1128 --faults port/3 --operations 1",                // no lane of RMA comes back
+    testing::Values("--seed 3450 --faults memory,abort --operations 32",  // no memory to name the cause
+                    "--seed 1128 --faults port/3 --operations 1",         // no lane of RMA comes back
+                    // The peer has ended, and neither a lane nor the side channel comes back.
+                    "--seed 5672 --faults loss/2,cut,death --parts 0,puts --operations 16 --order 1",
                     "--seed 3057 --faults port,hang --parts 0 --operations 1",   // the link is down at init
                     "--seed 4928 --faults verb --processes 2 --operations 1"));  // a trial of a reset QP is refused
 

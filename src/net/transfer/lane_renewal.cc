@@ -255,20 +255,21 @@ void LaneRenewal::give_up(std::size_t lane) {
   lanes_[lane].due_ns = monotonic_ns() + kRetryNs;
 }
 
-bool LaneRenewal::waits_for_others() const {
+bool LaneRenewal::waits_for_others(bool hears_peer) const {
   const MutexLock lock(mutex_);
-  if (lanes_ == nullptr) return true;
+  if (lanes_ == nullptr) return hears_peer;
   return std::ranges::any_of(std::span(lanes_.get(), count_), [&](const Lane& lane) {
     switch (lane.step) {
-      case Step::kIdle:
       case Step::kReady:
         return true;
+      case Step::kIdle:
+        return hears_peer;
       case Step::kOffered:
-        return !has_remote(lane);
+        return hears_peer && !has_remote(lane);
       case Step::kPause:
-        return !sends_ && !has_remote(lane);
+        return hears_peer && !sends_ && !has_remote(lane);
       case Step::kAdopted:
-        return !sends_;
+        return hears_peer && !sends_;
       case Step::kMaking:
         break;
     }
