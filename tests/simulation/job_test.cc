@@ -144,6 +144,8 @@ TEST_P(FailedOnce, Run_Passes) {
 INSTANTIATE_TEST_SUITE_P(
     Simulation, FailedOnce,
     testing::Values("--seed 3450 --faults memory,abort --operations 32",  // no memory to name the cause
+                    "--seed 187 --faults memory",                         // the burst of QPs is given up
+                    "--seed 629 --faults memory --operations 1",          // likewise
                     "--seed 1128 --faults port/3 --operations 1",         // no lane of RMA comes back
                     // The peer has ended, and neither a lane nor the side channel comes back.
                     "--seed 5672 --faults loss/2,cut,death --parts 0,puts --operations 16 --order 1",

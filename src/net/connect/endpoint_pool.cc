@@ -182,13 +182,15 @@ bool EndpointPlan::prepare(EndpointReservation& reservation, VerbBudget& budget)
   return true;
 }
 
+// Without memory they go on waiting, and the next call tries again.
 void EndpointPlan::end_burst() {
   Reservations reservations;
-  for (const std::weak_ptr<EndpointReservation>& waiting : std::exchange(waiting_, {})) {
+  for (const std::weak_ptr<EndpointReservation>& waiting : waiting_) {
     if (std::shared_ptr<EndpointReservation> reservation = waiting.lock())
       reservations.push_back(std::move(reservation));
   }
-  if (reservations.empty()) return;
+  if (reservations.empty()) return waiting_.clear();
+  assigned_.reserve(assigned_.size() + reservations.size());
   const BlockShape announced = announced_shape(reservations.back()->request);
   if (announced.peers == 0 || !rotates_) {
     std::stable_sort(reservations.begin(), reservations.end(), [](const auto& a, const auto& b) {
@@ -198,6 +200,7 @@ void EndpointPlan::end_burst() {
   rotates_ = true;
   const std::vector<QpSlot> slots = assign_slots(reservations, announced);
   for (std::size_t i = 0; i < reservations.size(); ++i) assigned_.push_back({reservations[i], slots[i]});
+  waiting_.clear();
   undistributed_ = true;
 }
 
