@@ -408,6 +408,32 @@ TEST_F(ChannelTest, SentAgainOnTheNewOne_IsNotTakenTwice) {
   EXPECT_EQ(type, MessageType::kFailed);
 }
 
+// Otherwise the peer keeps it.
+TEST_F(ChannelTest, MessageOfThePeer_IsAcknowledged) {
+  ASSERT_NO_FATAL_FAILURE(open(true));
+  say(peer_, wire::Notice::ack({}));
+  say(peer_, numbered(0));
+  EXPECT_TRUE(receives(MessageType::kLaneDown));
+  EXPECT_TRUE(channel_.flush());
+  say(peer_, MessageType::kPing);
+  EXPECT_TRUE(receives(MessageType::kPing));
+  EXPECT_EQ(first(peer_), MessageType::kAck);
+  EXPECT_EQ(first(peer_), MessageType::kPong) << "one is enough";
+}
+
+TEST_F(ChannelTest, OneOfTwoIsAcknowledged_NothingIsSentAgain) {
+  ASSERT_NO_FATAL_FAILURE(open(true));
+  for (std::uint32_t i = 0; i < 2; ++i) {
+    EXPECT_TRUE(channel_.send(numbered(i)));
+    EXPECT_EQ(next(peer_), MessageType::kLaneDown);
+  }
+  say(peer_, wire::Notice::ack({1, 0}));
+  EXPECT_TRUE(receives(MessageType::kAck));
+  EXPECT_TRUE(channel_.flush());
+  EXPECT_TRUE(channel_.send_ping());
+  EXPECT_EQ(first(peer_), MessageType::kPing);
+}
+
 // The new path may lose everything without an error.
 TEST_F(ChannelTest, SentAgainOnTheNewOne_AnswerIsAwaited) {
   ASSERT_NO_FATAL_FAILURE(open(true, 2));
@@ -427,6 +453,8 @@ TEST_F(ChannelTest, ListenerAnswersForAConnectionThatHasEnded_IsTaken) {
   say(peer_, wire::Notice::ack({}));
   say(peer_, numbered(0));
   EXPECT_TRUE(receives(MessageType::kLaneDown));
+  say(peer_, wire::Notice::ack({}));  // what comes next is a repeat, and is lost with the TCP connection
+  EXPECT_TRUE(receives(MessageType::kAck));
   ASSERT_TRUE(channel_.lose(now_));
   channel_.advance(now_);
   const UniqueFd made = attempt();
