@@ -221,7 +221,7 @@ void unset_others() {
 }
 
 // The first numbers of QPs follow from the name of the directory, and lines with them cross the network: so the name is
-// the same for all runs, whoever has SOFTVERBS_NAMESPACE.
+// the same for all runs, with any SOFTVERBS_NAMESPACE.
 constexpr const char* kNameOfDirectory = "/proc/self/cwd";
 
 void set_environment(std::uint64_t seed, Job& job) {
