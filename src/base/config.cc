@@ -231,7 +231,8 @@ std::vector<Row> rows() {
       number_row("VERBATIM_RECONNECT_S", nullptr, &Config::reconnect_s, 0, 86'400, "60",
                  "How long a connection, and RMA of merged devices, waits until a lane is back when none works, in "
                  "seconds; 0: "
-                 "it fails at once. See [A lane that fails](#a-lane-that-fails)."),
+                 "it fails at once. Also how long ranks of RMA wait, 10 s at most, until a TCP connection between them "
+                 "that has ended with an error is made again. See [A lane that fails](#a-lane-that-fails)."),
       number_row("VERBATIM_MAX_RECVS", nullptr, &Config::max_recvs, 1, 8, "8",
                  "Receives that NCCL may group into one irecv."),
       {"VERBATIM_GID_INDEX", "NCCL_IB_GID_INDEX", "0 to 255, `auto` or -1, or `device=index,...`", "auto",
@@ -318,7 +319,7 @@ std::vector<Row> rows() {
           "VERBATIM_KEEPALIVE_S", nullptr, &Config::keepalive_s, 0, 86'400, "300",
           "Seconds without a message and without data from the peer process after which its connections fail if its "
           "host acknowledges the pings, or if its NIC does not answer either; an RMA communicator fails when the host "
-          "of a rank acknowledges nothing on its TCP connection for so long. 0: never."),
+          "of a rank acknowledges nothing on its TCP connection for so long, and no other one can be made. 0: never."),
       number_row(
           "VERBATIM_STALL_WARN_S", nullptr, &Config::stall_warn_s, 0, 86'400, "30",
           "Seconds without progress, with operations outstanding, after which a warning reports the connection, or the "

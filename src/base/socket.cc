@@ -196,8 +196,8 @@ void set_keepalive(const UniqueFd& socket, unsigned seconds) {
   static_cast<void>(::setsockopt(socket.get(), IPPROTO_TCP, TCP_USER_TIMEOUT, &timeout_ms, sizeof timeout_ms));
 }
 
-void reset_on_close(const UniqueFd& socket) {
-  const linger reset{.l_onoff = 1, .l_linger = 0};
+void reset_on_close(const UniqueFd& socket, bool resets) {
+  const linger reset{.l_onoff = resets ? 1 : 0, .l_linger = 0};
   static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &reset, sizeof reset));
 }
 

@@ -50,11 +50,6 @@ bool must_arrive(wire::MessageType type) {
   }
 }
 
-void set_reset_on_close(const UniqueFd& socket, bool resets = true) {
-  const linger option{.l_onoff = resets ? 1 : 0, .l_linger = 0};
-  static_cast<void>(::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &option, sizeof option));
-}
-
 // From how many bytes on epoll reports the socket as readable.
 void set_low_water(const UniqueFd& socket, int bytes) {
   ::setsockopt(socket.get(), SOL_SOCKET, SO_RCVLOWAT, &bytes, sizeof bytes);
@@ -98,6 +93,8 @@ void Channel::stop() {
 bool Channel::has_room() {
   try {
     kept_.reserve(kept_.size() + 1);
+    if (spare_ == nullptr) spare_ = std::make_unique<std::vector<std::uint8_t>>();
+    spare_->reserve(wire::kMaxNoticeBytes);
     return kept_.size() < kMaxKept;
   } catch (...) {
     return false;
@@ -105,29 +102,53 @@ bool Channel::has_room() {
 }
 
 bool Channel::send(const wire::Notice& notice) {
-  if (!must_arrive(notice.type())) return is_open() && stream_.send(socket_, notice);
+  const std::span<const std::uint8_t> bytes = notice.bytes();
+  if (!must_arrive(notice.type())) return is_open() && stream_.send(socket_, bytes);
   try {
-    kept_.push_back(notice);
-    flush();
-    return true;
-  } catch (...) {  // no memory to keep it: it is sent once, if none is kept
-    if (!is_open() || !kept_.empty()) return false;
-    if (!stream_.send(socket_, wire::Notice::ack({received_, acknowledged_}))) return false;
-    if (!stream_.send(socket_, notice)) return false;
-    ++acknowledged_;
-    return true;
+    std::vector<std::uint8_t> message;
+    if (spare_ != nullptr) message.swap(*spare_);
+    message.assign(bytes.begin(), bytes.end());
+    return send(std::move(message));
+  } catch (...) {
+    return send_unkept(bytes);
   }
+}
+
+bool Channel::send(std::vector<std::uint8_t> message) {
+  try {
+    kept_.push_back(std::move(message));
+  } catch (...) {
+    return send_unkept(message);
+  }
+  flush();
+  return true;
+}
+
+// Without memory to keep a message: it is sent once, if none is kept.
+bool Channel::send_unkept(std::span<const std::uint8_t> message) {
+  if (!is_open() || !kept_.empty()) return false;
+  if (!stream_.send(socket_, wire::Notice::ack({received_, acknowledged_}).bytes())) return false;
+  if (!stream_.send(socket_, message)) return false;
+  ++acknowledged_;
+  return true;
+}
+
+// A long message may be under way.
+void Channel::send_pongs() {
+  const wire::Notice pong = wire::Notice::without_body(wire::MessageType::kPong);
+  while (pongs_owed_ != 0 && stream_.send(socket_, pong.bytes())) --pongs_owed_;
 }
 
 bool Channel::flush() {
   if (!is_open()) return true;
   while (acknowledges_ || transmitted_ < kept_.size()) {
-    if (!stream_.send(socket_, wire::Notice::ack({received_, acknowledged_ + transmitted_}))) break;
+    if (!stream_.send(socket_, wire::Notice::ack({received_, acknowledged_ + transmitted_}).bytes())) break;
     acknowledges_ = false;
     if (transmitted_ == kept_.size() || !stream_.send(socket_, kept_[transmitted_])) break;
     ++transmitted_;
   }
-  return stream_.flush(socket_) && !acknowledges_ && transmitted_ == kept_.size();
+  send_pongs();
+  return stream_.flush(socket_) && !acknowledges_ && transmitted_ == kept_.size() && pongs_owed_ == 0;
 }
 
 bool Channel::send_ping() {
@@ -146,8 +167,10 @@ Result<std::optional<Channel::Message>> Channel::receive() {
     Result<std::optional<Message>> message = stream_.receive(socket_);
     if (!message || !*message) return message;
     const wire::MessageType type = (*message)->type;
-    // When the send buffer is full the peer has unread pongs: it needs no other.
-    if (type == wire::MessageType::kPing) send(wire::Notice::without_body(wire::MessageType::kPong));
+    if (type == wire::MessageType::kPing) {
+      ++pongs_owed_;
+      send_pongs();
+    }
     if (type == wire::MessageType::kPong) receive_pong();
     if (type == wire::MessageType::kAck && !receive_ack((*message)->body)) {
       return Error{ErrorKind::kRemote, EPROTO, "a message on the side channel"};
@@ -242,7 +265,8 @@ bool Channel::is_peers_for_sure() const {
 // After an attempt at the last address. Channels that are lost together do not try again together.
 std::uint64_t Channel::pause_ns() const {
   if ((lost_->failed_attempts + 1) % lost_->target_count != 0) return 0;
-  const std::uint64_t pause = kFirstPauseNs << std::min(lost_->failed_attempts / lost_->target_count, kMaxDoublings);
+  const std::uint64_t doubled = kFirstPauseNs << std::min(lost_->failed_attempts / lost_->target_count, kMaxDoublings);
+  const std::uint64_t pause = std::min(doubled, process_->max_pause_ns);
   return pause + pause / 8 * (static_cast<unsigned>(key()) % 8);
 }
 
@@ -383,24 +407,24 @@ Channel::Change Channel::replace(UniqueFd socket, bool dialed, std::uint64_t now
   process_->handler.unwatch(socket.get());
   set_low_water(socket, 1);
   // The old one, or the new one if a call fails, ends with a reset: an end of file is the end of the process.
-  set_reset_on_close(socket_);
-  set_reset_on_close(socket);
+  reset_on_close(socket_);
+  reset_on_close(socket);
   if (::dup3(socket.get(), key(), O_CLOEXEC) < 0 || !process_->handler.watch(key(), EventHandler::kReadable, key())) {
     return was_open ? Change::kBroken : Change::kNone;
   }
-  set_reset_on_close(socket_, false);
+  reset_on_close(socket_, false);
   stream_.reset();
   dialed_ = dialed;
   transmitted_ = 0;
   peers_number_.reset();
   acknowledges_ = true;  // so the peer knows that its attempt is accepted
-  pings_sent_ = pongs_received_ = 0;
+  pongs_owed_ = pings_sent_ = pongs_received_ = 0;
   answer_due_ns_ = 0;
   since_ns_ = now;
   find_path();
   end_loss();
   flush();
-  if (has_unacknowledged()) ask_for_answer(now, false);
+  if (has_unacknowledged() && !has_unsent()) ask_for_answer(now, false);
   return moves ? Change::kMoved : Change::kNew;
 }
 

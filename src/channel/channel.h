@@ -49,6 +49,7 @@ class Channel {
   struct Process {
     const EventHandler& handler;  // gets the events of their sockets, with key() as id
     const std::vector<SocketInterface>& interfaces;
+    std::uint64_t max_pause_ns = kNever;  // between attempts
   };
   struct Ends {
     wire::ConnectionEnd own;
@@ -64,6 +65,9 @@ class Channel {
     kMoved,   // likewise, and the old one had not ended
     kBroken,  // the peer has made a new one, which could not be used: call lose()
   };
+
+  // `max_body`: of a message that is received, in bytes.
+  explicit Channel(std::uint32_t max_body = wire::kMaxNoticeBody) : stream_(max_body) {}
 
   // The TCP connection that the handshake has made.
   void set_socket(UniqueFd socket) { socket_ = std::move(socket); }
@@ -81,9 +85,12 @@ class Channel {
   // False: there is no memory, or, of a message that may get lost: it is lost, or the peer has not read for a long
   // time.
   bool send(const wire::Notice& notice);
+  // A message of any length that must arrive.
+  bool send(std::vector<std::uint8_t> message);
   // For another message about lanes. kFailed and kClose do not need it.
   bool has_room();
   bool has_unacknowledged() const { return !kept_.empty(); }
+  std::size_t unacknowledged() const { return kept_.size(); }
   bool send_ping();
   // Returns true when the socket has all bytes that may be sent now.
   bool flush();
@@ -152,6 +159,8 @@ class Channel {
   void drop_attempt();
   Change give_up_attempt(std::uint64_t now);
   void set_refused(bool refused);
+  void send_pongs();
+  bool send_unkept(std::span<const std::uint8_t> message);
   void receive_pong();
   bool receive_ack(std::span<const std::uint8_t> body);
   Change replace(UniqueFd socket, bool dialed, std::uint64_t now);
@@ -164,19 +173,21 @@ class Channel {
     sockaddr_in6 own, peer;  // or sockaddr_in
   };
   std::unique_ptr<ShortPath> path_;
-  bool dialed_ = false;  // this end has made it: the port of the peer's address is that of its listener
+  bool dialed_ = false;        // this end has made it: the port of the peer's address is that of its listener
+  bool acknowledges_ = false;  // `received_` is to be sent
   std::unique_ptr<Lost> lost_;
-  std::vector<wire::Notice> kept_;             // which the peer has not acknowledged
-  std::size_t transmitted_ = 0;                // of `kept_`, on this socket
-  std::uint64_t acknowledged_ = 0;             // by the peer: the number of the first one in `kept_`
-  std::uint64_t received_ = 0;                 // of the peer's
-  std::optional<std::uint64_t> peers_number_;  // of the peer's next one on this socket, when it has said so
-  bool acknowledges_ = false;                  // `received_` is to be sent
-  std::uint32_t pings_sent_ = 0;               // on this socket
-  std::uint32_t pongs_received_ = 0;           // likewise
-  std::uint32_t awaited_pongs_ = 0;            // by answer_due_ns_
-  std::uint64_t answer_due_ns_ = 0;            // 0: no answer is awaited
-  std::uint64_t since_ns_ = 0;                 // when it was made again
+  std::vector<std::vector<std::uint8_t>> kept_;       // messages which the peer has not acknowledged
+  std::unique_ptr<std::vector<std::uint8_t>> spare_;  // memory for the next one
+  std::size_t transmitted_ = 0;                       // of `kept_`, on this socket
+  std::uint64_t acknowledged_ = 0;                    // by the peer: the number of the first one in `kept_`
+  std::uint64_t received_ = 0;                        // of the peer's
+  std::optional<std::uint64_t> peers_number_;         // of the peer's next one on this socket, when it has said so
+  std::uint32_t pongs_owed_ = 0;                      // pings of the peer that are not answered
+  std::uint32_t pings_sent_ = 0;                      // on this socket
+  std::uint32_t pongs_received_ = 0;                  // likewise
+  std::uint32_t awaited_pongs_ = 0;                   // by answer_due_ns_
+  std::uint64_t answer_due_ns_ = 0;                   // 0: no answer is awaited
+  std::uint64_t since_ns_ = 0;                        // when it was made again
 };
 
 }  // namespace verbatim

@@ -109,9 +109,16 @@ void Listener::close_if_unused() {
   for (Socket& one : sockets_) one.socket.reset();
 }
 
-void Listener::add_connection(const wire::ConnectionEnd& end, int key) {
+bool Listener::add_connection(const wire::ConnectionEnd& end, int key) {
   const MutexLock lock(mutex_);
-  connections_.insert_or_assign(end, key);
+  connections_.insert_or_assign(end, Connection{.key = key});
+  return connections_.size() == 1;
+}
+
+bool Listener::add_connection(const wire::ConnectionEnd& end, EventHandler& handler) {
+  const MutexLock lock(mutex_);
+  connections_.insert_or_assign(end, Connection{.handler = &handler});
+  return connections_.size() == 1;
 }
 
 void Listener::remove_connection(const wire::ConnectionEnd& end, std::optional<wire::MessageType> last) noexcept {
@@ -137,9 +144,25 @@ std::vector<Listener::Resumed> Listener::take_resumed(const std::function<void(i
   static_cast<void>(accept_pending());  // poll() reports an error
   std::vector<Resumed> resumed;
   resumed.reserve(resumed_.size());
-  for (auto& [end, socket] : resumed_) resumed.push_back({end, connections_.at(end), std::move(socket)});
-  resumed_.clear();
+  for (auto next = resumed_.begin(); next != resumed_.end();) {
+    const auto one = next++;
+    const Connection& connection = connections_.at(one->first);
+    if (connection.handler != nullptr) continue;
+    resumed.push_back({one->first, connection.key, std::move(one->second)});
+    resumed_.erase(one);
+  }
   return resumed;
+}
+
+std::optional<UniqueFd> Listener::take_resumed(const wire::ConnectionEnd& end) {
+  const MutexLock lock(mutex_);
+  const auto found = resumed_.extract(end);
+  return found.empty() ? std::nullopt : std::optional(std::move(found.mapped()));
+}
+
+bool Listener::has_connections() {
+  const MutexLock lock(mutex_);
+  return !connections_.empty();
 }
 
 void Listener::serve() {
@@ -253,7 +276,11 @@ void Listener::resume(PendingConnection& pending) {
   if (!end) return;
   if (!is_established(pending.socket)) return;  // the peer has given it up
   // A peer that asks again has given up its earlier attempt.
-  if (connections_.contains(*end)) return void(resumed_.insert_or_assign(*end, std::move(pending.socket)));
+  if (const auto found = connections_.find(*end); found != connections_.end()) {
+    resumed_.insert_or_assign(*end, std::move(pending.socket));
+    if (found->second.handler != nullptr) found->second.handler->call_at(0);
+    return;
+  }
   const auto removed = std::find_if(removed_.rbegin(), removed_.rend(),
                                     [&](const RemovedConnection& entry) { return entry.end == *end; });
   if (removed == removed_.rend()) return;  // it may not be known yet

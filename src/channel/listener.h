@@ -26,6 +26,7 @@
 #include "base/socket_interface.h"
 #include "base/unique_fd.h"
 #include "channel/incoming_message.h"
+#include "runtime/event_loop.h"
 #include "wire/handshake.h"
 
 namespace verbatim {
@@ -74,9 +75,12 @@ class Listener {
   // looks again after a while.
   std::uint64_t await(std::vector<pollfd>& sockets) VERBATIM_EXCLUDES(mutex_);
 
-  // From now on the peer of this end may make the side channel again. `key`: the caller's own. The three functions take
-  // no other mutex, so the monitor calls the first two under that of its table.
-  void add_connection(const wire::ConnectionEnd& end, int key) VERBATIM_EXCLUDES(mutex_);
+  // From now on the peer of this end may make the side channel again. `key`: the caller's own. True: it is the only
+  // connection. These functions take no other mutex, so the monitor calls the first and the third under that of its
+  // table.
+  bool add_connection(const wire::ConnectionEnd& end, int key) VERBATIM_EXCLUDES(mutex_);
+  // Likewise, of an end with a handler of its own: it is called when the peer has done so.
+  bool add_connection(const wire::ConnectionEnd& end, EventHandler& handler) VERBATIM_EXCLUDES(mutex_);
   // `last`: the notice for a peer that makes the side channel again later, kClose or kFailed; nullopt: the peer has
   // ended the connection.
   void remove_connection(const wire::ConnectionEnd& end, std::optional<wire::MessageType> last) noexcept
@@ -90,6 +94,10 @@ class Listener {
   // connection may have been removed since. Calls `watch` before, with each descriptor that becomes readable when a
   // peer makes a side channel again, while it cannot be closed.
   std::vector<Resumed> take_resumed(const std::function<void(int descriptor)>& watch) VERBATIM_EXCLUDES(mutex_);
+  // That of an end with a handler.
+  std::optional<UniqueFd> take_resumed(const wire::ConnectionEnd& end) VERBATIM_EXCLUDES(mutex_);
+  // While there are any, take_resumed() of all is to be called.
+  bool has_connections() VERBATIM_EXCLUDES(mutex_);
 
  private:
   // A TCP connection whose hello is not complete yet.
@@ -97,6 +105,10 @@ class Listener {
     UniqueFd socket;
     std::uint64_t accepted_ns = 0;
     IncomingMessage message;
+  };
+  struct Connection {
+    int key = -1;
+    EventHandler* handler = nullptr;  // nullptr: known by its key
   };
   struct RemovedConnection {
     wire::ConnectionEnd end;
@@ -136,8 +148,8 @@ class Listener {
   bool version_mismatch_reported_ VERBATIM_GUARDED_BY(mutex_) = false;
   std::list<PendingConnection> pending_ VERBATIM_GUARDED_BY(mutex_);
   std::map<wire::Secret, Listen> listens_ VERBATIM_GUARDED_BY(mutex_);
-  std::map<wire::ConnectionEnd, int> connections_ VERBATIM_GUARDED_BY(mutex_);  // key by identity
-  std::deque<RemovedConnection> removed_ VERBATIM_GUARDED_BY(mutex_);           // the oldest first
+  std::map<wire::ConnectionEnd, Connection> connections_ VERBATIM_GUARDED_BY(mutex_);
+  std::deque<RemovedConnection> removed_ VERBATIM_GUARDED_BY(mutex_);  // the oldest first
   std::map<wire::ConnectionEnd, UniqueFd> resumed_ VERBATIM_GUARDED_BY(mutex_);
 };
 

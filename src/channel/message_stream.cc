@@ -10,54 +10,102 @@
 
 namespace verbatim {
 
+void MessageStream::reset() {
+  received_bytes_ = unsent_bytes_ = 0;
+  long_.reset();
+  send_error_ = 0;
+}
+
+MessageStream::Long& MessageStream::get_long() {
+  if (long_ == nullptr) long_ = std::make_unique<Long>();
+  return *long_;
+}
+
 // The kernel reports the error of a connection once; later calls on the socket find an end of file.
-Result<bool> MessageStream::read_up_to(std::size_t end, const UniqueFd& socket) {
-  Result<bool> all = receive_into(socket, std::span(received_).first(end), received_bytes_);
+Result<bool> MessageStream::read_up_to(std::span<std::uint8_t> buffer, const UniqueFd& socket) {
+  Result<bool> all = receive_into(socket, buffer, received_bytes_);
   if (!all && all.error().sys_errno == 0 && send_error_ != 0) return Error{ErrorKind::kRemote, send_error_, "send"};
   return all;
 }
 
-Result<std::optional<MessageStream::Message>> MessageStream::receive(const UniqueFd& socket) {
-  const Result<bool> begun = read_up_to(wire::kHeaderBytes, socket);
-  if (!begun) return begun.error();
-  if (!*begun) return std::optional<Message>();
-  const Result<wire::Header> header =
-      wire::decode_header(std::span<const std::uint8_t, wire::kHeaderBytes>(received_.data(), wire::kHeaderBytes));
-  if (!header || header->body_bytes > wire::kMaxNoticeBody) {
-    return Error{ErrorKind::kRemote, EPROTO, "a message on the side channel"};
+Result<bool> MessageStream::read_long(std::size_t bytes, const UniqueFd& socket) {
+  try {
+    std::vector<std::uint8_t>& received = get_long().received;
+    if (received.size() != bytes) {
+      received.resize(bytes);
+      std::copy_n(received_.begin(), wire::kHeaderBytes, received.begin());
+    }
+    return read_up_to(received, socket);
+  } catch (...) {
+    return Error{ErrorKind::kSystem, ENOMEM, "a message on the side channel"};
   }
-  const Result<bool> whole = read_up_to(wire::kHeaderBytes + header->body_bytes, socket);
+}
+
+Result<std::optional<MessageStream::Message>> MessageStream::receive(const UniqueFd& socket) {
+  if (received_bytes_ == 0 && long_ != nullptr) long_->received = {};
+  const std::span<std::uint8_t, wire::kHeaderBytes> first = std::span(received_).first<wire::kHeaderBytes>();
+  if (received_bytes_ < first.size()) {
+    const Result<bool> begun = read_up_to(first, socket);
+    if (!begun) return begun.error();
+    if (!*begun) return std::optional<Message>();
+  }
+  const Result<wire::Header> header = wire::decode_header(first, max_body_);
+  if (!header) return Error{ErrorKind::kRemote, EPROTO, "a message on the side channel"};
+  const std::size_t bytes = first.size() + header->body_bytes;
+  const bool is_long = bytes > received_.size();
+  const Result<bool> whole = is_long ? read_long(bytes, socket) : read_up_to(std::span(received_).first(bytes), socket);
   if (!whole) return whole.error();
   if (!*whole) return std::optional<Message>();
   received_bytes_ = 0;
-  return std::optional<Message>(
-      Message{header->type, std::span(received_).subspan(wire::kHeaderBytes, header->body_bytes)});
+  const std::span<std::uint8_t> message = is_long ? std::span(long_->received) : std::span(received_).first(bytes);
+  return std::optional<Message>(Message{header->type, message.subspan(first.size())});
 }
 
-bool MessageStream::send(const UniqueFd& socket, const wire::Notice& notice) {
+bool MessageStream::send(const UniqueFd& socket, std::span<const std::uint8_t> message) {
   flush(socket);
-  const std::span<const std::uint8_t> bytes = notice.bytes();
-  if (bytes.size() > unsent_.size() - unsent_bytes_) return false;
-  std::copy(bytes.begin(), bytes.end(), unsent_.begin() + static_cast<std::ptrdiff_t>(unsent_bytes_));
-  unsent_bytes_ += bytes.size();
+  if (has_long_unsent()) return false;  // nothing may come between its parts
+  if (message.size() > unsent_.size()) {
+    try {
+      get_long().unsent.assign(message.begin(), message.end());
+    } catch (...) {
+      return false;
+    }
+  } else {
+    if (message.size() > unsent_.size() - unsent_bytes_) return false;
+    std::copy(message.begin(), message.end(), unsent_.begin() + static_cast<std::ptrdiff_t>(unsent_bytes_));
+    unsent_bytes_ += message.size();
+  }
   flush(socket);
   return true;
+}
+
+std::size_t MessageStream::send_some(const UniqueFd& socket, std::span<const std::uint8_t> bytes) {
+  std::size_t sent = 0;
+  while (sent < bytes.size()) {
+    const ssize_t count = ::send(socket.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (count > 0) {
+      sent += static_cast<std::size_t>(count);
+    } else if (errno == EAGAIN) {
+      return sent;
+    } else if (errno != EINTR) {
+      if (send_error_ == 0 && errno != EPIPE) send_error_ = errno;  // EPIPE: receive() finds the end of file
+      return bytes.size();
+    }
+  }
+  return sent;
 }
 
 bool MessageStream::flush(const UniqueFd& socket) {
-  while (unsent_bytes_ != 0) {
-    const ssize_t count = ::send(socket.get(), unsent_.data(), unsent_bytes_, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (count > 0) {
-      unsent_bytes_ -= static_cast<std::size_t>(count);
-      std::memmove(unsent_.data(), unsent_.data() + count, unsent_bytes_);
-    } else if (errno == EAGAIN) {
-      return false;
-    } else if (errno != EINTR) {
-      if (send_error_ == 0 && errno != EPIPE) send_error_ = errno;  // EPIPE: receive() finds the end of file
-      unsent_bytes_ = 0;
-    }
+  const std::size_t sent = send_some(socket, std::span(unsent_).first(unsent_bytes_));
+  unsent_bytes_ -= sent;
+  std::memmove(unsent_.data(), unsent_.data() + sent, unsent_bytes_);
+  if (unsent_bytes_ == 0 && has_long_unsent()) {
+    std::vector<std::uint8_t>& unsent = long_->unsent;
+    const std::size_t more = send_some(socket, unsent);
+    unsent.erase(unsent.begin(), unsent.begin() + static_cast<std::ptrdiff_t>(more));
+    if (unsent.empty()) unsent = {};
   }
-  return true;
+  return !has_unsent();
 }
 
 }  // namespace verbatim

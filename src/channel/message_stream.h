@@ -1,13 +1,15 @@
 // The messages that cross a socket: one that has arrived in part, and bytes that the socket has not accepted yet.
-// Channel has one; the connector and the listen comm make a temporary one for a failure notice. Nothing here allocates
-// or blocks.
+// Channel has one; the connector and the listen comm make a temporary one for a failure notice. Nothing here blocks,
+// and only messages that are longer than any notice take memory.
 #pragma once
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "base/result.h"
 #include "base/unique_fd.h"
@@ -22,32 +24,47 @@ class MessageStream {
     std::span<std::uint8_t> body;  // valid until the next receive
   };
 
+  // `max_body`: of a message that is received, in bytes.
+  explicit MessageStream(std::uint32_t max_body) : max_body_(max_body) {}
+  MessageStream() = default;
+
   // Returns the next message, nullopt when it has not arrived completely. Errors: end of file (0) or another error of
-  // the socket, also one that send() or flush() has found; EPROTO when the header is invalid or announces a body longer
-  // than any notice.
+  // the socket, also one that send() or flush() has found; EPROTO when the header is invalid or announces a longer
+  // body; ENOMEM.
   Result<std::optional<Message>> receive(const UniqueFd& socket);
 
-  // Returns false, and drops the notice, when the buffer has too little free space: the peer has not read for a long
-  // time.
-  bool send(const UniqueFd& socket, const wire::Notice& notice);
+  // Returns false, and drops the message, when the buffer has too little free space, because the peer has not read for
+  // a long time, or when there is no memory for a message that is longer than a notice.
+  bool send(const UniqueFd& socket, std::span<const std::uint8_t> message);
   // Sends the buffered bytes. Returns true when the buffer is empty. If the connection is broken, the buffered bytes
   // are dropped.
   bool flush(const UniqueFd& socket);
-  bool has_unsent() const { return unsent_bytes_ != 0; }
+  bool has_unsent() const { return unsent_bytes_ != 0 || has_long_unsent(); }
   // For another socket: messages in part are dropped.
-  void reset() {
-    received_bytes_ = unsent_bytes_ = 0;
-    send_error_ = 0;
-  }
+  void reset();
 
  private:
-  Result<bool> read_up_to(std::size_t end, const UniqueFd& socket);
+  // Of messages that do not fit the buffers. Few streams have any.
+  struct Long {
+    std::vector<std::uint8_t> received;  // a message, or its beginning
+    std::vector<std::uint8_t> unsent;    // what is left of a message, behind the others
+  };
 
-  std::array<std::uint8_t, wire::kMaxNoticeBytes> received_;
-  std::size_t received_bytes_ = 0;
-  std::array<std::uint8_t, wire::kMaxNoticeBytes + 4 * wire::kHeaderBytes> unsent_;
-  std::size_t unsent_bytes_ = 0;
+  bool has_long_unsent() const { return long_ != nullptr && !long_->unsent.empty(); }
+  Long& get_long();  // it may throw
+  Result<bool> read_up_to(std::span<std::uint8_t> buffer, const UniqueFd& socket);
+  Result<bool> read_long(std::size_t bytes, const UniqueFd& socket);
+  // Sends the beginning of `bytes`, all of it if the socket accepts it. Returns how much it was. After an error all
+  // bytes count as sent.
+  std::size_t send_some(const UniqueFd& socket, std::span<const std::uint8_t> bytes);
+
+  const std::uint32_t max_body_ = wire::kMaxNoticeBody;
   int send_error_ = 0;  // errno of a send that failed
+  std::array<std::uint8_t, wire::kMaxNoticeBytes> received_;
+  std::array<std::uint8_t, wire::kMaxNoticeBytes + 4 * wire::kHeaderBytes> unsent_;
+  std::size_t received_bytes_ = 0;
+  std::size_t unsent_bytes_ = 0;
+  std::unique_ptr<Long> long_;
 };
 
 }  // namespace verbatim

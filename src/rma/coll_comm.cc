@@ -7,7 +7,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "rma/device_tests.h"
-#include "rma/further_connections.h"
 
 namespace verbatim::rma {
 namespace {
@@ -23,13 +22,19 @@ CollComm::CollComm(const CollSettings& settings, std::vector<const Port*> ports,
                    std::uint32_t rank)
     : settings_(settings),
       ports_(std::move(ports)),
-      ranks_(std::move(peers), rank, settings.config.connect_timeout_s, failures_,
-             [this](const PeerRank& peer) { pass_on_lanes(peer); }),
+      ranks_(std::move(peers), rank, settings.config.connect_timeout_s, failures_),
       failures_([this](const std::string& text) { tell_failure(text); }) {}
+
+CollComm::~CollComm() {
+  for (const PeerRank& peer : ranks_.all()) peer.channel->close();  // the loop's thread calls this object no more
+}
 
 Result<std::unique_ptr<CollComm>> CollComm::create(const CollSettings& settings, std::vector<const Port*> ports,
                                                    std::vector<PeerRank> peers, std::uint32_t rank) {
   std::unique_ptr<CollComm> comm(new CollComm(settings, std::move(ports), std::move(peers), rank));
+  for (const PeerRank& peer : comm->ranks_.all()) {
+    peer.channel->open([&made = *comm, &peer] { made.channel_changed(peer); });
+  }
   const Status own = comm->prepare();
   const Result<std::vector<wire::RmaExchange>> ready = comm->ranks_.exchange(
       wire::RmaCall::kReady, own ? wire::RmaOutcome::kDone : wire::RmaOutcome::kFailed, [&](std::size_t) {
@@ -61,42 +66,13 @@ Status CollComm::read_port_counts(const std::vector<wire::RmaExchange>& received
     }
     port_counts_[peer.rank] = body[0];
   }
-  return *std::max_element(port_counts_.begin(), port_counts_.end()) == 1 ? Status() : connect_further();
-}
-
-Status CollComm::connect_further() {
-  if (const Status connected = FurtherConnections(ranks_, settings_.config, settings_.interfaces).run(); !connected) {
-    return connected.error();
-  }
-  // A rank may send at any time that a lane has failed.
-  reads_messages_.store(true);
-  for (std::size_t i = 0; i < sockets_.size(); ++i) {
-    for (const int fd : ranks_.all()[i].channel->fds()) {
-      if (const Status watched = watch(i, fd, EventHandler::kReadableOnce); !watched) return watched.error();
-    }
-  }
   return {};
-}
-
-Status CollComm::watch(std::size_t peer, int fd, EventHandler::Event event) {
-  const Status watched = sockets_[peer]->watch(fd, event, fd);
-  if (!watched) {
-    VERBATIM_WARN("watching the connection to %s failed: %s", ranks_.all()[peer].name.c_str(),
-                  to_string(watched.error()).c_str());
-  }
-  return watched;
 }
 
 Status CollComm::prepare() {
   Result<ControlMemory> scratch = ControlMemory::create(ports_, kScratchBytes);
   if (!scratch) return scratch.error();
   scratch_ = std::move(*scratch);
-  for (std::size_t i = 0; i < ranks_.all().size(); ++i) {
-    sockets_.push_back(
-        std::make_unique<EventHandler>(settings_.monitor.loop(), [this, i](int fd) { receive_from(i, fd); }));
-    if (const Status watched = watch(i, ranks_.all()[i].channel->fd(), EventHandler::kEndOnce); !watched)
-      return watched;
-  }
   return {};
 }
 
@@ -147,9 +123,7 @@ Result<ContextSet*> CollComm::create_locked(const ContextSetupRequest& request) 
   if (made->failover() != nullptr) add_lanes(*made);
   contexts_in_use_.fetch_add(1);
   // A rank may have ended since it took part.
-  for (const PeerRank& peer : ranks_.all()) {
-    if (peer.channel->end() != Channel::End::kOpen) peer_ended(peer);
-  }
+  for (const PeerRank& peer : ranks_.all()) peer_ended(peer);
   return made;
 }
 
@@ -215,36 +189,36 @@ void CollComm::pass_on(std::uint32_t rank, const wire::RmaLane& message) {
   }
 }
 
-// The monitoring thread, or a collective call.
 void CollComm::pass_on_lanes(const PeerRank& peer) {
   const MutexLock lock(lanes_mutex_);
   while (const std::optional<wire::RmaLane> message = peer.channel->take_lane()) pass_on(peer.rank, *message);
 }
 
-// The monitoring thread.
-void CollComm::receive_from(std::size_t index, int fd) noexcept {
-  const PeerRank& peer = ranks_.all()[index];
+void CollComm::channel_changed(const PeerRank& peer) noexcept {
   try {
-    peer.channel->receive();
     pass_on_lanes(peer);
-  } catch (...) {  // the connection may have ended all the same
-    VERBATIM_WARN("no memory for what %s has sent", peer.name.c_str());
+  } catch (...) {  // a message is lost
+    peer.channel->give_up("out of memory");
   }
-  ranks_.wake();
-  if (peer.channel->end() != Channel::End::kOpen) peer_ended(peer);
-  if (!reads_messages_.load() || !peer.channel->works(fd)) return;
-  static_cast<void>(sockets_[index]->watch(fd, EventHandler::kReadableOnce, fd));
+  ranks_.channel_changed();
+  peer_ended(peer);
 }
 
-// The monitoring thread, or create_contexts.
+// The loop's thread, or create_contexts.
 void CollComm::peer_ended(const PeerRank& peer) noexcept {
   if (contexts_in_use_.load() == 0) return;  // a collective call finds out
-  const Channel::End end = peer.channel->end();
-  if (end == Channel::End::kOpen) return;
-  if (end == Channel::End::kClosed) return failures_.set_peer_closed();
-  failures_.fail(ErrorKind::kRemote, Failures::Origin::kOtherRank, [&] {
+  const PeerChannel::End end = peer.channel->end();
+  if (end == PeerChannel::End::kOpen) return;
+  if (end == PeerChannel::End::kClosed) return failures_.set_peer_closed();
+  // All find out that a process has ended, but only its two ends that a channel is lost.
+  const auto origin = end == PeerChannel::End::kLost ? Failures::Origin::kHere : Failures::Origin::kOtherRank;
+  failures_.fail(ErrorKind::kRemote, origin, [&] {
     const std::string own = "rank " + std::to_string(ranks_.rank()) + " on " + settings_.host_name;
-    if (end == Channel::End::kFailed) {
+    if (end == PeerChannel::End::kLost) {
+      return Failure{own + ": the channel to " + peer.name + " is lost: " + peer.channel->reason(),
+                     {"", "look at the network between the hosts (VERBATIM_SOCKET_IFNAME), and at " + peer.name}};
+    }
+    if (end == PeerChannel::End::kFailed) {
       return Failure{own + ": the RMA communicator has failed at " + peer.name + ": " + peer.channel->reason(),
                      {"", "look at " + peer.name + " first: its log says more"}};
     }
@@ -254,9 +228,10 @@ void CollComm::peer_ended(const PeerRank& peer) noexcept {
   });
 }
 
-void CollComm::tell_failure(const std::string& text) const {
-  const std::vector<std::uint8_t> message = wire::encode_rma_failed(text);
-  for (const PeerRank& peer : ranks_.all()) peer.channel->send_last(message);
+void CollComm::tell_failure(const std::string& text) {
+  const wire::Notice notice = wire::Notice::failed(failures_.kind(), text);
+  for (const PeerRank& peer : ranks_.all()) peer.channel->send_last(notice);
+  ranks_.channel_changed();  // a collective call ends
 }
 
 Result<Memory*> CollComm::register_memory(const MrRequest& request) {
@@ -355,7 +330,9 @@ bool CollComm::begin_close() {
     contexts_in_use_.fetch_sub(1);
   }
   if (graceful) {
-    for (const PeerRank& peer : ranks_.all()) peer.channel->send_last(wire::encode_rma_close());
+    for (const PeerRank& peer : ranks_.all()) {
+      peer.channel->send_last(wire::Notice::without_body(wire::MessageType::kClose));
+    }
     return true;
   }
   for (const CreatedSet& created : sets_) created.set->abort();

@@ -1,7 +1,7 @@
-// A communicator of RMA at one rank: the connections to all other ranks, its contexts and its registrations.
+// A communicator of RMA at one rank: the channels to all other ranks, its contexts and its registrations.
 //
 // Threads: connect, create_contexts and register_memory block until the other ranks make the same call; one of them at
-// a time. They may run while another thread uses a context. The monitor reports ranks whose connection has ended.
+// a time. They may run while another thread uses a context. The loop's thread reads what the other ranks send.
 #pragma once
 
 #include <atomic>
@@ -17,7 +17,6 @@
 #include "base/config.h"
 #include "base/mutex.h"
 #include "base/result.h"
-#include "base/socket_interface.h"
 #include "net/monitor/monitor.h"
 #include "net/transfer/memory.h"
 #include "rma/context_setup.h"
@@ -37,7 +36,6 @@ struct CollSettings {
   const std::string& host_name;
   Monitor& monitor;
   Registrations<Memory>& memories;
-  const std::vector<SocketInterface>& interfaces;  // for TCP, the first is that of the side channel
   unsigned max_recvs = 1;
   Instance& owner;
 };
@@ -48,6 +46,7 @@ class CollComm {
   // `ports`: that of the device, then those with which it shares its lanes.
   static Result<std::unique_ptr<CollComm>> create(const CollSettings& settings, std::vector<const Port*> ports,
                                                   std::vector<PeerRank> peers, std::uint32_t rank);
+  ~CollComm();
   CollComm(const CollComm&) = delete;
   CollComm& operator=(const CollComm&) = delete;
 
@@ -85,18 +84,15 @@ class CollComm {
            std::uint32_t rank);
 
   Status prepare();
-  Status watch(std::size_t peer, int fd, EventHandler::Event event);
-  // Where ranks have several ports.
-  Status connect_further();
   // From the exchange of connect: how many ports each rank has. An error has been logged.
   Status read_port_counts(const std::vector<wire::RmaExchange>& received);
-  // The monitoring thread, for a socket of the peer with that index.
-  void receive_from(std::size_t index, int fd) noexcept;
+  // The loop's thread.
+  void channel_changed(const PeerRank& peer) noexcept;
   void pass_on_lanes(const PeerRank& peer) VERBATIM_EXCLUDES(lanes_mutex_);
   void pass_on(std::uint32_t rank, const wire::RmaLane& message) VERBATIM_REQUIRES(lanes_mutex_);
   void add_lanes(ContextSet& set) VERBATIM_EXCLUDES(lanes_mutex_);
   void peer_ended(const PeerRank& peer) noexcept;
-  void tell_failure(const std::string& text) const;
+  void tell_failure(const std::string& text);
   Result<ContextSet*> create_locked(const ContextSetupRequest& request) VERBATIM_REQUIRES(mutex_);
   Result<Memory*> register_locked(const MrRequest& request) VERBATIM_REQUIRES(mutex_);
   // A collective call that ends with an exception fails the communicator, because the others may have succeeded.
@@ -115,7 +111,6 @@ class CollComm {
   Failures failures_;
   std::optional<ControlMemory> scratch_;
   std::atomic<std::size_t> contexts_in_use_{0};
-  std::atomic<bool> reads_messages_{false};
   mutable Mutex mutex_;  // held during collective calls
   std::vector<CreatedSet> sets_ VERBATIM_GUARDED_BY(mutex_);
   std::uint32_t sets_made_ VERBATIM_GUARDED_BY(mutex_) = 0;
@@ -129,9 +124,6 @@ class CollComm {
   // A buffer whose registration as dma-buf has failed at all ranks, and why at this one.
   std::optional<std::pair<Buffer, Error>> refused_ VERBATIM_GUARDED_BY(mutex_);
   std::uint32_t gpu_atomics_ VERBATIM_GUARDED_BY(mutex_) = 0;  // ports that execute them, one bit each
-  // By peer: the ends of its connections, and their messages where ranks have several lanes. Last, because the calls of
-  // the monitor need the others.
-  std::vector<std::unique_ptr<EventHandler>> sockets_;
 };
 
 }  // namespace verbatim::rma

@@ -52,7 +52,7 @@ PathFacts ContextSet::known_facts(const PeerQueue& queue) const {
     facts.mtu = path.connection.path.mtu;
     facts.traffic_class = path.connection.path.traffic_class;
     facts.service_level = path.connection.path.service_level;
-    facts.peer_disconnected = parts_.ranks.at(path_of(queue).rank).channel->end() != Channel::End::kOpen;
+    facts.peer_disconnected = parts_.ranks.at(path_of(queue).rank).channel->end() != PeerChannel::End::kOpen;
   }
   const std::uint64_t now = monotonic_ns();
   facts.age_ns = now - connected_ns_;

@@ -250,7 +250,8 @@ ErrorKind ContextSet::log_refusal(Target target, const char* what) const noexcep
 ErrorKind ContextSet::check_closed(std::uint32_t rank, std::uint64_t grace_ns) noexcept {
   if (rank == parts_.ranks.rank()) return ErrorKind::kNone;
   const PeerRank& peer = parts_.ranks.at(rank);
-  if (peer.channel->end() == Channel::End::kOpen) return ErrorKind::kNone;
+  // After another end the communicator fails.
+  if (peer.channel->end() != PeerChannel::End::kClosed) return ErrorKind::kNone;
   if (grace_ns != 0 && monotonic_ns() < peer.channel->ended_ns() + grace_ns) return ErrorKind::kNone;
   parts_.failures.fail(ErrorKind::kRemote, Failures::Origin::kHere, [&] {
     return Failure{peer.name + " has closed its RMA communicator, and rank " + std::to_string(parts_.ranks.rank()) +

@@ -389,10 +389,8 @@ void ContextSetup::prepare_failover() {
   const ContextSet& set = *set_;
   PeerRanks& ranks = parts_.ranks;
   set_->failover_ = std::make_unique<Failover>(
-      set, parts_.config, lanes,
-      [&set, &ranks](std::uint32_t peer, const wire::RmaLane& message, const std::atomic<bool>& stops) {
-        const std::uint32_t rank = set.path_of(set.queue_at(0, peer)).rank;
-        ranks.at(rank).channel->send_all(wire::encode_rma_lane(message), stops);
+      set, parts_.config, lanes, [&set, &ranks](std::uint32_t peer, const wire::RmaLane& message) {
+        ranks.at(set.path_of(set.queue_at(0, peer)).rank).channel->send(wire::encode_rma_lane(message));
       });
   parts_.failures.set_lanes();
   for (std::size_t port = 0; port < parts_.ports.size(); ++port) {

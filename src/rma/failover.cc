@@ -391,7 +391,7 @@ void Failover::send(const Job& job, wire::RmaLane message) const {
   if (set_.is_own(job.peer)) return;
   message.set = set_.number();
   message.lane = job.lane;
-  send_(job.peer, message, stops_);
+  send_(job.peer, message);
 }
 
 // A port that is lost is that of a lane to every rank: all of them wait together.

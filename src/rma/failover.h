@@ -53,8 +53,8 @@ inline constexpr std::uint32_t kNoLane = 0xffffffff;
 class Failover {
  public:
   using Psns = std::vector<std::uint32_t>;  // by context
-  // Gives a message to a peer. It may wait until `stops` is set.
-  using Send = std::function<void(std::uint32_t peer, const wire::RmaLane& message, const std::atomic<bool>& stops)>;
+  // Gives a message to a peer.
+  using Send = std::function<void(std::uint32_t peer, const wire::RmaLane& message)>;
 
   // A peer after the set-up.
   struct Peer {
@@ -64,7 +64,6 @@ class Failover {
 
   // `peers`: by index, oneself last.
   Failover(const ContextSet& set, const Config& config, const std::vector<Peer>& peers, Send send);
-  ~Failover() { stops_ = true; }
   Failover(const Failover&) = delete;
   Failover& operator=(const Failover&) = delete;
 
@@ -186,7 +185,6 @@ class Failover {
   std::atomic<std::uint32_t> to_leave_{0};                    // lanes
   std::atomic<bool> changed_{false};
   mutable Mutex mutex_;
-  std::atomic<bool> stops_{false};  // for `send_`
   // When to try again to start a thread; 0: that has not failed.
   std::uint64_t retry_ns_ VERBATIM_GUARDED_BY(mutex_) = 0;
   Worker worker_;

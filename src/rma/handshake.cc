@@ -27,10 +27,11 @@ std::string rank_name(const wire::RmaHello& hello) {
 
 }  // namespace
 
-Handshake::Handshake(const Config& config, const ProcessParts& process, ListenComm& listen,
-                     const std::vector<wire::Handle>& handles, std::uint32_t rank)
+Handshake::Handshake(const Config& config, const ProcessParts& process, const PeerChannel::Process& channels,
+                     ListenComm& listen, const std::vector<wire::Handle>& handles, std::uint32_t rank)
     : config_(config),
       process_(process),
+      channels_(channels),
       listen_(listen),
       handles_(handles),
       rank_(rank),
@@ -40,7 +41,7 @@ Handshake::Handshake(const Config& config, const ProcessParts& process, ListenCo
     const std::uint32_t peer = (rank_ + distance) % ranks();
     peers_[distance - 1].rank = peer;
     if (distance > connects()) continue;
-    dialled_.push_back({peer, Dial(handles_[peer].address, process_.side_channel, deadline_ns_)});
+    dialled_.push_back({.rank = peer, .dial = Dial(handles_[peer].address, process_.side_channel, deadline_ns_)});
   }
 }
 
@@ -66,7 +67,8 @@ Status Handshake::dial() {
     const auto dialled = next++;
     if (!dialled->ready) continue;
     const Result<bool> replied = dialled->dial.advance([&] {
-      return wire::encode_rma_hello(wire::MessageType::kConnect, hello_for(dialled->rank, listen_.attempt++));
+      dialled->attempt = listen_.attempt++;
+      return wire::encode_rma_hello(wire::MessageType::kConnect, hello_for(dialled->rank, dialled->attempt));
     });
     if (!replied) return log_failure(*dialled, replied.error());
     if (!*replied) continue;
@@ -74,7 +76,8 @@ Status Handshake::dial() {
     if (!welcome || welcome->rank != dialled->rank) {
       return log_failure(*dialled, {ErrorKind::kRemote, EPROTO, "handshake"});
     }
-    add_peer(*welcome, dialled->dial.take_socket());
+    add_peer(*welcome, dialled->dial.take_socket(),
+             {.connection = {handles_[dialled->rank].secret, dialled->attempt}, .connecting = 1});
     dialled_.erase(dialled);
   }
   return {};
@@ -102,7 +105,10 @@ Status Handshake::accept() {
     const auto accepted = next++;
     const Result<bool> sent = accepted->welcome.send(accepted->socket);
     if (sent && !*sent) continue;
-    if (sent) add_peer(accepted->peer, std::move(accepted->socket));
+    if (sent) {
+      add_peer(accepted->peer, std::move(accepted->socket),
+               {.connection = {handles_[rank_].secret, accepted->peer.attempt}, .connecting = 0});
+    }
     accepted_.erase(accepted);
   }
   return {};
@@ -120,17 +126,16 @@ wire::RmaHello Handshake::hello_for(std::uint32_t rank, std::uint64_t attempt) c
           .ranks = ranks(),
           .rank = rank_,
           .pid = static_cast<std::uint32_t>(::getpid()),
-          .host = process_.host_name};
+          .host = process_.host_name,
+          .addresses = listen_.listener.addresses(Listener::Use::kLook)};
 }
 
-void Handshake::add_peer(const wire::RmaHello& hello, UniqueFd socket) {
+void Handshake::add_peer(const wire::RmaHello& hello, UniqueFd socket, const wire::ConnectionEnd& own) {
   PeerRank& peer = peers_[(hello.rank + ranks() - rank_) % ranks() - 1];
   if (peer.channel != nullptr) return;  // two hellos of one rank
   peer.name = rank_name(hello);
   peer.host = hello.host;
-  // Its end is the only sign of a host that has failed while nothing is put to it.
-  if (config_.keepalive_s != 0) set_keepalive(socket, config_.keepalive_s);
-  peer.channel = std::make_unique<Channel>(std::move(socket));
+  peer.channel = std::make_unique<PeerChannel>(channels_, std::move(socket), own, hello.addresses);
   ++made_;
 }
 

@@ -17,8 +17,8 @@
 #include "channel/dial.h"
 #include "channel/listener.h"
 #include "net/diagnose/diagnosis.h"
-#include "rma/channel.h"
 #include "rma/listen_comm.h"
+#include "rma/peer_channel.h"
 #include "wire/handle.h"
 #include "wire/rma.h"
 
@@ -28,12 +28,12 @@ struct ProcessParts;
 
 namespace verbatim::rma {
 
-// Another rank, and the connection to it.
+// Another rank, and the channel to it.
 struct PeerRank {
   std::uint32_t rank = 0;
   std::string name;  // "rank 3 on node2 (pid 4711)"
   std::string host;
-  std::unique_ptr<Channel> channel;
+  std::unique_ptr<PeerChannel> channel;
 };
 
 // To how many ranks a rank connects, the next ones in ring order; the others connect to it. With an even number of
@@ -45,7 +45,7 @@ constexpr std::uint32_t connects_to(std::uint32_t rank, std::uint32_t ranks) {
 class Handshake {
  public:
   // `handles`: of all ranks, that of this rank is the one of `listen`.
-  Handshake(const Config& config, const ProcessParts& process, ListenComm& listen,
+  Handshake(const Config& config, const ProcessParts& process, const PeerChannel::Process& channels, ListenComm& listen,
             const std::vector<wire::Handle>& handles, std::uint32_t rank);
 
   // The other ranks in ring order: rank + 1, rank + 2, .... An error has been logged.
@@ -56,7 +56,8 @@ class Handshake {
   struct Dialled {
     std::uint32_t rank = 0;
     Dial dial;
-    bool ready = true;  // its socket has an event, or its time has come
+    std::uint64_t attempt = 0;  // of its last hello
+    bool ready = true;          // its socket has an event, or its time has come
   };
   // A rank that has connected to this one.
   struct Accepted {
@@ -73,7 +74,7 @@ class Handshake {
   // A hello, or the reply to one. nullopt: it is not of a rank of this communicator.
   std::optional<wire::RmaHello> read(const IncomingMessage& message) const;
   wire::RmaHello hello_for(std::uint32_t rank, std::uint64_t attempt) const;
-  void add_peer(const wire::RmaHello& peer, UniqueFd socket);
+  void add_peer(const wire::RmaHello& peer, UniqueFd socket, const wire::ConnectionEnd& own);
   // Until a connection can go on or a rank has connected.
   void wait(std::uint64_t now);
   Error log_failure(const Dialled& dialled, const Error& error) const;
@@ -84,6 +85,7 @@ class Handshake {
 
   const Config& config_;
   const ProcessParts& process_;
+  const PeerChannel::Process& channels_;
   ListenComm& listen_;
   const std::vector<wire::Handle>& handles_;
   const std::uint32_t rank_;

@@ -18,6 +18,9 @@
 namespace verbatim::rma {
 namespace {
 
+// A rank whose TCP connections cannot be made again for so long has failed.
+constexpr unsigned kMaxLossS = 10;
+
 Mutex g_instances_mutex;
 std::set<Instance*>* g_instances VERBATIM_GUARDED_BY(g_instances_mutex) = nullptr;  // open
 
@@ -80,11 +83,15 @@ void Instance::close_all() {
 Instance::Instance(Context& context)
     : context_(context),
       process_(context.process_parts()),
+      channels_{.monitor = process_.monitor,
+                .listener = process_.listener,
+                .interfaces = process_.interfaces,
+                .keepalive_s = context.config().keepalive_s,
+                .max_loss_ns = std::min(context.config().reconnect_s, kMaxLossS) * kNanosecondsPerSecond},
       settings_{.config = context.config(),
                 .host_name = process_.host_name,
                 .monitor = process_.monitor,
                 .memories = memories_,
-                .interfaces = process_.interfaces,
                 .max_recvs = process_.max_recvs,
                 .owner = *this} {}
 
@@ -186,7 +193,7 @@ Result<CollComm*> Instance::connect(ListenComm& listen, void* const* handles, in
     return Error{ErrorKind::kArgument, 0, "handle of the own rank"};
   }
   const auto own_rank = static_cast<std::uint32_t>(rank);
-  Handshake handshake(settings_.config, process_, listen, decoded, own_rank);
+  Handshake handshake(settings_.config, process_, channels_, listen, decoded, own_rank);
   Result<std::vector<PeerRank>> peers = handshake.run();
   if (!peers) return peers.error();
   Result<std::unique_ptr<CollComm>> comm =

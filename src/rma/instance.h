@@ -50,6 +50,7 @@ class Instance {
 
   Context& context_;
   const ProcessParts process_;
+  const PeerChannel::Process channels_;
   Registrations<Memory> memories_;  // end after the communicators
   const CollSettings settings_;
   Mutex mutex_;

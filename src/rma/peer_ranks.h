@@ -1,7 +1,8 @@
-// The other ranks of a communicator, and the collective calls over the connections to them: each rank sends one message
+// The other ranks of a communicator, and the collective calls over the channels to them: each rank sends one message
 // to each other, and receives one. Owned by a coll comm.
 #pragma once
 
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -11,7 +12,6 @@
 
 #include "base/mutex.h"
 #include "base/result.h"
-#include "base/unique_fd.h"
 #include "rma/failures.h"
 #include "rma/handshake.h"
 #include "wire/rma.h"
@@ -22,9 +22,7 @@ class PeerRanks {
  public:
   // `peers` in ring order from `rank`, see Handshake. A collective call waits `timeout_s` for the others; if that
   // fails, the communicator has failed.
-  // `received`: called when a collective call has read messages of a peer, which may be about a lane.
-  using Received = std::function<void(const PeerRank&)>;
-  PeerRanks(std::vector<PeerRank> peers, std::uint32_t rank, unsigned timeout_s, Failures& failures, Received received);
+  PeerRanks(std::vector<PeerRank> peers, std::uint32_t rank, unsigned timeout_s, Failures& failures);
 
   std::uint32_t ranks() const { return static_cast<std::uint32_t>(peers_.size()) + 1; }
   std::uint32_t rank() const { return rank_; }
@@ -38,14 +36,14 @@ class PeerRanks {
   using Body = std::function<std::vector<std::uint8_t>(std::size_t peer)>;
   Result<std::vector<wire::RmaExchange>> exchange(wire::RmaCall call, wire::RmaOutcome outcome, const Body& body);
 
-  // Any thread: another one than that of the collective call has read messages.
-  void wake() const;
+  // Any thread: something has come over a channel, or its end.
+  void channel_changed() VERBATIM_EXCLUDES(mutex_);
 
   // Tells the others that this rank takes part in the next exchange with a later call.
   void announce_repeat(wire::RmaCall call);
 
-  // Waits until all have ended their connections, or until the deadline.
-  bool wait_for_ends(std::uint64_t deadline_ns) const;
+  // Waits until all channels are over, or until the deadline.
+  bool wait_for_ends(std::uint64_t deadline_ns) const VERBATIM_EXCLUDES(mutex_);
   bool all_ended() const;
 
  private:
@@ -53,14 +51,13 @@ class PeerRanks {
   struct Awaited {
     const PeerRank* peer = nullptr;
     std::optional<wire::RmaExchange> received = std::nullopt;
-    bool sent = false;  // this rank's
-    bool ready = true;  // its socket has an event
-
-    bool is_complete() const { return sent && received.has_value(); }
   };
 
   Status advance(Awaited& one, wire::RmaCall call, std::uint32_t sequence);
-  void wait(std::vector<Awaited>& awaited, std::uint64_t deadline_ns) const;
+  std::uint64_t changes() const VERBATIM_EXCLUDES(mutex_);
+  // Until there are other `changes`.
+  void wait(std::uint64_t changes, std::uint64_t deadline_ns) const VERBATIM_EXCLUDES(mutex_);
+  Error failed_already() const;
   Error fail_lost(const PeerRank& peer, wire::RmaCall call);
   Error fail_mismatch(const PeerRank& peer, wire::RmaCall call);
   Error fail_timeout(std::size_t missing, const PeerRank& first, wire::RmaCall call);
@@ -71,9 +68,10 @@ class PeerRanks {
   const std::uint32_t rank_;
   const unsigned timeout_s_;
   Failures& failures_;
-  const Received received_;
-  const UniqueFd wake_;              // an eventfd; without one, a wait ends after a second
   std::uint32_t next_sequence_ = 0;  // of the thread that makes collective calls
+  mutable Mutex mutex_;
+  mutable std::condition_variable_any changed_;
+  std::uint64_t changes_ VERBATIM_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace verbatim::rma

@@ -60,9 +60,8 @@ class EventHandler {
   using Due = std::function<std::uint64_t()>;
   enum Event : std::uint32_t {
     kReadable = EPOLLIN,
-    kReadableOnce = EPOLLIN | EPOLLONESHOT,  // these three are reported again after the next watch()
+    kReadableOnce = EPOLLIN | EPOLLONESHOT,  // these two are reported again after the next watch()
     kWritableOnce = EPOLLOUT | EPOLLONESHOT,
-    kEndOnce = EPOLLRDHUP | EPOLLONESHOT,  // the peer sends nothing more, or the connection has failed
   };
 
   EventHandler(EventLoop& loop, Ready ready, Due due = nullptr);

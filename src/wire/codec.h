@@ -12,6 +12,9 @@
 #include <utility>
 #include <vector>
 
+#include "wire/address.h"
+#include "wire/limits.h"
+
 namespace verbatim::wire {
 
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "fields are copied in the byte order of memory");
@@ -91,5 +94,19 @@ class Reader {
   std::size_t position_ = 0;
   bool truncated_ = false;
 };
+
+// A list of addresses: a byte with their number, then each.
+inline void put_addresses(Writer& writer, const std::vector<Address>& addresses) {
+  writer.put(static_cast<std::uint8_t>(addresses.size()));
+  for (const Address& address : addresses) writer.fields(address.ip, address.port);
+}
+// False: more than kMaxAddresses.
+inline bool get_addresses(Reader& reader, std::vector<Address>& addresses) {
+  const std::size_t count = reader.get<std::uint8_t>();
+  if (count > kMaxAddresses) return false;
+  addresses.resize(count);
+  for (Address& address : addresses) reader.fields(address.ip, address.port);
+  return true;
+}
 
 }  // namespace verbatim::wire

@@ -12,13 +12,6 @@ namespace {
 constexpr std::uint32_t kMessageMagic = 0x48544256;  // "VBTH"
 constexpr std::uint8_t kMaxMtu = 5;                  // IBV_MTU_4096
 
-// Sets the header of a message, which `writer` has begun with Header{}.
-std::vector<std::uint8_t> finish(MessageType type, Writer writer, std::uint16_t version = kProtocolVersion) {
-  std::vector<std::uint8_t> message = std::move(writer).take();
-  put_header(std::span(message).first<kHeaderBytes>(), type, message.size() - kHeaderBytes, version);
-  return message;
-}
-
 // The order of the fields in messages, for a Writer or a Reader.
 template <typename Codec, typename Device>
 void code_device(Codec& codec, Device& device) {
@@ -58,25 +51,24 @@ std::vector<std::uint8_t> encode_hello(MessageType type, const Hello& hello) {
   Writer writer;
   writer.put(Header{});
   code_hello(writer, hello);
-  writer.put(static_cast<std::uint8_t>(hello.addresses.size()));
-  for (const Address& address : hello.addresses) writer.fields(address.ip, address.port);
+  put_addresses(writer, hello.addresses);
   writer.put(static_cast<std::uint8_t>(hello.devices.size()));
   for (const HelloDevice& device : hello.devices) code_device(writer, device);
   writer.put(static_cast<std::uint8_t>(hello.qps.size()));
   for (const HelloQp& qp : hello.qps) code_qp(writer, qp);
-  return finish(type, std::move(writer));
+  return with_header(type, std::move(writer).take());
 }
 
 std::vector<std::uint8_t> encode_ready() {
   Writer writer;
   writer.put(Header{});
-  return finish(MessageType::kReady, std::move(writer));
+  return with_header(MessageType::kReady, std::move(writer).take());
 }
 
 std::vector<std::uint8_t> encode_reject(const std::string& reason, std::uint16_t version) {
   Writer writer;
   writer.fields(Header{}, reason);
-  return finish(MessageType::kReject, std::move(writer), version);
+  return with_header(MessageType::kReject, std::move(writer).take(), version);
 }
 
 void put_header(std::span<std::uint8_t, kHeaderBytes> bytes, MessageType type, std::size_t body_bytes,
@@ -85,13 +77,18 @@ void put_header(std::span<std::uint8_t, kHeaderBytes> bytes, MessageType type, s
   std::memcpy(bytes.data(), &header, sizeof header);
 }
 
+std::vector<std::uint8_t> with_header(MessageType type, std::vector<std::uint8_t> message, std::uint16_t version) {
+  put_header(std::span(message).first<kHeaderBytes>(), type, message.size() - kHeaderBytes, version);
+  return message;
+}
+
 std::uint16_t protocol_version(std::span<const std::uint8_t, kHeaderBytes> bytes) {
   return Reader(bytes).get<Header>().version;
 }
 
-Result<Header> decode_header(std::span<const std::uint8_t, kHeaderBytes> bytes) {
+Result<Header> decode_header(std::span<const std::uint8_t, kHeaderBytes> bytes, std::size_t max_body) {
   const Header header = Reader(bytes).get<Header>();
-  if (header.magic != kMessageMagic || header.body_bytes > kMaxBodyBytes) {
+  if (header.magic != kMessageMagic || header.body_bytes > max_body) {
     return Error{ErrorKind::kArgument, 0, "message of another protocol"};
   }
   if (header.version != kProtocolVersion) return Error{ErrorKind::kUsage, 0, "message of another protocol version"};
@@ -106,10 +103,9 @@ Result<Hello> decode_hello(std::span<const std::uint8_t> body) {
   Reader reader(body);
   Hello hello;
   code_hello(reader, hello);
-  const std::size_t addresses = reader.get<std::uint8_t>();
-  if (addresses > kMaxAddresses) return Error{ErrorKind::kArgument, 0, "hello with impossible addresses"};
-  hello.addresses.resize(addresses);
-  for (Address& address : hello.addresses) reader.fields(address.ip, address.port);
+  if (!get_addresses(reader, hello.addresses)) {
+    return Error{ErrorKind::kArgument, 0, "hello with impossible addresses"};
+  }
   const std::size_t devices = reader.get<std::uint8_t>();
   if (devices == 0 || devices > kMaxDevices) return Error{ErrorKind::kArgument, 0, "hello with impossible devices"};
   hello.devices.resize(devices);

@@ -48,6 +48,8 @@ enum class MessageType : std::uint16_t {
   kLaneOffer = 14,
   kLaneAnswer = 15,
   kAck = 16,
+  kExchange = 17,  // this and the next: between the ranks of an RMA communicator
+  kRmaLane = 18,
 };
 
 struct Header {
@@ -136,11 +138,14 @@ std::vector<std::uint8_t> encode_reject(const std::string& reason, std::uint16_t
 
 void put_header(std::span<std::uint8_t, kHeaderBytes> bytes, MessageType type, std::size_t body_bytes,
                 std::uint16_t version = kProtocolVersion);
+// Of a message that begins with Header{}.
+std::vector<std::uint8_t> with_header(MessageType type, std::vector<std::uint8_t> message,
+                                      std::uint16_t version = kProtocolVersion);
 
 // The sender's protocol version, also if it is not kProtocolVersion.
 std::uint16_t protocol_version(std::span<const std::uint8_t, kHeaderBytes> bytes);
-// kArgument: a message of another protocol. kUsage: another version of this protocol.
-Result<Header> decode_header(std::span<const std::uint8_t, kHeaderBytes> bytes);
+// kArgument: a message of another protocol, or with a longer body. kUsage: another version of this protocol.
+Result<Header> decode_header(std::span<const std::uint8_t, kHeaderBytes> bytes, std::size_t max_body = kMaxBodyBytes);
 
 // `body` is the part after the header, or its beginning.
 ConnectionId decode_connection_id(std::span<const std::uint8_t> body);

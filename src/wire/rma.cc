@@ -9,26 +9,8 @@
 namespace verbatim::wire {
 namespace {
 
-constexpr std::uint32_t kRmaMagic = 0x52544256;  // "VBTR"
-constexpr std::uint8_t kMaxRmaMtu = 5;           // IBV_MTU_4096
+constexpr std::uint8_t kMaxRmaMtu = 5;  // IBV_MTU_4096
 constexpr std::uint8_t kMaxRoceVersion = 2;
-
-struct RawHeader {
-  std::uint32_t magic;
-  std::uint16_t version;
-  RmaMessageType type;
-  std::uint32_t body_bytes;
-};
-static_assert(sizeof(RawHeader) == kHeaderBytes);
-
-// Sets the header of a message, which `writer` has begun with RawHeader{}.
-std::vector<std::uint8_t> finish_rma(RmaMessageType type, Writer writer) {
-  std::vector<std::uint8_t> message = std::move(writer).take();
-  const RawHeader header{kRmaMagic, kProtocolVersion, type,
-                         static_cast<std::uint32_t>(message.size() - sizeof(RawHeader))};
-  std::memcpy(message.data(), &header, sizeof header);
-  return message;
-}
 
 template <typename Codec, typename Hello>
 void code_rma_hello(Codec& codec, Hello& hello) {
@@ -82,37 +64,24 @@ std::vector<std::uint8_t> encode_rma_hello(MessageType type, const RmaHello& hel
   Writer writer;
   writer.put(Header{});
   code_rma_hello(writer, hello);
-  std::vector<std::uint8_t> message = std::move(writer).take();
-  put_header(std::span(message).first<kHeaderBytes>(), type, message.size() - kHeaderBytes);
-  return message;
+  put_addresses(writer, hello.addresses);
+  return with_header(type, std::move(writer).take());
 }
 
 std::vector<std::uint8_t> encode_rma_exchange(const RmaExchange& exchange) {
   Writer writer;
-  writer.put(RawHeader{});
+  writer.put(Header{});
   code_rma_exchange(writer, exchange);
   for (const std::uint8_t byte : exchange.body) writer.put(byte);
-  return finish_rma(RmaMessageType::kExchange, std::move(writer));
-}
-
-std::vector<std::uint8_t> encode_rma_close() {
-  Writer writer;
-  writer.put(RawHeader{});
-  return finish_rma(RmaMessageType::kClose, std::move(writer));
-}
-
-std::vector<std::uint8_t> encode_rma_failed(const std::string& text) {
-  Writer writer;
-  writer.fields(RawHeader{}, text);
-  return finish_rma(RmaMessageType::kFailed, std::move(writer));
+  return with_header(MessageType::kExchange, std::move(writer).take());
 }
 
 std::vector<std::uint8_t> encode_rma_lane(const RmaLane& lane) {
   Writer writer;
-  writer.put(RawHeader{});
+  writer.put(Header{});
   code_rma_lane(writer, lane);
   put_list(writer, lane.psns);
-  return finish_rma(RmaMessageType::kLane, std::move(writer));
+  return with_header(MessageType::kRmaLane, std::move(writer).take());
 }
 
 std::vector<std::uint8_t> encode_rma_offer(const RmaOffer& offer) {
@@ -132,31 +101,18 @@ std::vector<std::uint8_t> encode_rma_registration(const RmaRegistration& registr
   return std::move(writer).take();
 }
 
-std::vector<std::uint8_t> encode_rma_addresses(const RmaAddresses& addresses) {
-  Writer writer;
-  writer.fields(addresses.token, static_cast<std::uint8_t>(addresses.addresses.size()));
-  for (const Address& address : addresses.addresses) writer.fields(address.ip, address.port);
-  return std::move(writer).take();
-}
-
 std::vector<std::uint8_t> encode_rma_text(const std::string& text) {
   Writer writer;
   writer.put(text);
   return std::move(writer).take();
 }
 
-Result<RmaHeader> decode_rma_header(std::span<const std::uint8_t, kHeaderBytes> bytes) {
-  const RawHeader header = Reader(bytes).get<RawHeader>();
-  if (header.magic != kRmaMagic || header.body_bytes > kMaxRmaBodyBytes) return damaged("message of another protocol");
-  if (header.version != kProtocolVersion) return Error{ErrorKind::kUsage, 0, "message of another protocol version"};
-  return RmaHeader{header.type, header.body_bytes};
-}
-
 Result<RmaHello> decode_rma_hello(std::span<const std::uint8_t> body) {
   Reader reader(body);
   RmaHello hello;
   code_rma_hello(reader, hello);
-  if (!reader.complete() || hello.rank >= hello.ranks) return damaged("damaged hello");
+  const bool valid = get_addresses(reader, hello.addresses) && hello.rank < hello.ranks;
+  if (!reader.complete() || !valid) return damaged("damaged hello");
   return hello;
 }
 
@@ -165,7 +121,7 @@ Result<RmaExchange> decode_rma_exchange(std::span<const std::uint8_t> body) {
   RmaExchange exchange;
   code_rma_exchange(reader, exchange);
   constexpr std::size_t kFixedBytes = sizeof exchange.call + sizeof exchange.outcome + sizeof exchange.sequence;
-  const bool known = exchange.call >= RmaCall::kOffer && exchange.call <= RmaCall::kAddresses &&
+  const bool known = exchange.call >= RmaCall::kOffer && exchange.call <= RmaCall::kRegister &&
                      exchange.outcome <= RmaOutcome::kRepeats;
   if (!reader.complete() || !known) return damaged("damaged message of a collective call");
   const std::span<const std::uint8_t> rest = body.subspan(kFixedBytes);
@@ -213,18 +169,6 @@ Result<RmaRegistration> decode_rma_registration(std::span<const std::uint8_t> bo
     return damaged("damaged registration");
   }
   return registration;
-}
-
-Result<RmaAddresses> decode_rma_addresses(std::span<const std::uint8_t> body) {
-  Reader reader(body);
-  RmaAddresses addresses;
-  reader.fields(addresses.token);
-  const std::size_t count = reader.get<std::uint8_t>();
-  if (!reader.complete() || count > kMaxAddresses) return damaged("damaged list of addresses");
-  addresses.addresses.resize(count);
-  for (Address& address : addresses.addresses) reader.fields(address.ip, address.port);
-  if (!reader.complete()) return damaged("damaged list of addresses");
-  return addresses;
 }
 
 std::string decode_rma_text(std::span<const std::uint8_t> body) {

@@ -4,11 +4,12 @@
 //        | ---- kConnect: RmaHello ----------> |   has the secret of the accepting rank's listen
 //        | <--- kAccept: RmaHello ------------ |   has the secret of the connecting rank's listen
 //        | <--> kExchange: RmaExchange <-----> |   one each way for each collective call, numbered from 0
-//        | <--> kLane: RmaLane <-------------> |   of a lane that has failed, or that comes back
-//        | <--> kClose or kFailed <----------> |   the last message of either side
+//        | <--> kRmaLane: RmaLane <----------> |   of a lane that has failed, or that comes back
+//        | <--> kClose or kFailed <----------> |   the last message of either side (wire/notice.h)
 //
-// Each rank knows the handles of all ranks, and so all secrets: the two hellos prove it. They have the header of
-// wire/handshake.h.
+// Each rank knows the handles of all ranks, and so all secrets: the two hellos prove it. The messages have the header
+// of wire/handshake.h, and those after the hellos cross a side channel like that of a connection, which is made again
+// when it has ended with an error.
 #pragma once
 
 #include <array>
@@ -27,13 +28,6 @@
 
 namespace verbatim::wire {
 
-enum class RmaMessageType : std::uint16_t { kExchange = 1, kClose = 2, kFailed = 3, kLane = 4 };
-
-// Both ends have the same layout of Header, with another magic.
-struct RmaHeader {
-  RmaMessageType type = {};
-  std::uint32_t body_bytes = 0;
-};
 // Below it are the 4,096 QPs of the largest offer.
 constexpr std::size_t kMaxRmaBodyBytes = std::size_t{1} << 20;
 constexpr std::size_t kMaxRmaContexts = 4096;
@@ -44,13 +38,14 @@ struct RmaHello {
   Secret secret{};            // of the receiver's listen
   std::uint64_t attempt = 0;  // as in Hello
   std::uint32_t ranks = 0;
-  std::uint32_t rank = 0;  // of the sender
-  std::uint32_t pid = 0;   // for log lines
-  std::string host;        // for log lines
+  std::uint32_t rank = 0;               // of the sender
+  std::uint32_t pid = 0;                // for log lines
+  std::string host;                     // for log lines
+  std::vector<Address> addresses = {};  // as in Hello
 };
 
 // The collective calls.
-enum class RmaCall : std::uint8_t { kOffer = 1, kReady = 2, kRegister = 3, kAddresses = 4 };
+enum class RmaCall : std::uint8_t { kOffer = 1, kReady = 2, kRegister = 3 };
 
 // kRepeats: a registration as dma-buf has failed, and this rank will call once more for the same exchange.
 enum class RmaOutcome : std::uint8_t { kDone = 0, kFailed = 1, kRepeats = 2 };
@@ -78,16 +73,6 @@ struct RmaOffer {
   std::vector<RmaOfferedLane> lanes;
 };
 
-// kAddresses, where a rank has several ports: where the sending rank listens for further TCP connections of the
-// receiving one. Such a connection begins with the token, from the connecting rank and then from the other one. Then it
-// carries the same messages as the first one, each with its number in front: its place among all messages of its
-// sender.
-struct RmaAddresses {
-  std::array<std::uint8_t, 16> token{};  // of the two ranks
-  std::vector<Address> addresses;
-};
-using RmaMessageNumber = std::uint32_t;
-
 // kRegister
 struct RmaRegistration {
   std::uint64_t address = 0;
@@ -114,23 +99,16 @@ inline constexpr std::uint32_t kNoPsn = 0xffffffff;
 
 std::vector<std::uint8_t> encode_rma_hello(MessageType type, const RmaHello& hello);
 std::vector<std::uint8_t> encode_rma_exchange(const RmaExchange& exchange);
-std::vector<std::uint8_t> encode_rma_close();
-std::vector<std::uint8_t> encode_rma_failed(const std::string& text);
 std::vector<std::uint8_t> encode_rma_lane(const RmaLane& lane);
 std::vector<std::uint8_t> encode_rma_offer(const RmaOffer& offer);                       // a body
 std::vector<std::uint8_t> encode_rma_registration(const RmaRegistration& registration);  // a body
-std::vector<std::uint8_t> encode_rma_addresses(const RmaAddresses& addresses);           // a body
 std::vector<std::uint8_t> encode_rma_text(const std::string& text);                      // a body
-
-// kArgument: a message of another protocol. kUsage: of another version.
-Result<RmaHeader> decode_rma_header(std::span<const std::uint8_t, kHeaderBytes> bytes);
 
 // Bodies; kArgument when a field is out of range.
 Result<RmaHello> decode_rma_hello(std::span<const std::uint8_t> body);
 Result<RmaExchange> decode_rma_exchange(std::span<const std::uint8_t> body);
 Result<RmaOffer> decode_rma_offer(std::span<const std::uint8_t> body);
 Result<RmaLane> decode_rma_lane(std::span<const std::uint8_t> body);
-Result<RmaAddresses> decode_rma_addresses(std::span<const std::uint8_t> body);
 Result<RmaRegistration> decode_rma_registration(std::span<const std::uint8_t> body);
 std::string decode_rma_text(std::span<const std::uint8_t> body);
 

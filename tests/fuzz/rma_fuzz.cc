@@ -24,6 +24,7 @@
 #include "rma/context_posting.h"
 #include "rma/instance.h"
 #include "wire/handle.h"
+#include "wire/notice.h"
 #include "wire/rma.h"
 
 namespace {
@@ -108,16 +109,8 @@ Bytes offer_body(fuzz::Input& input, std::uint32_t contexts, std::uint8_t ports)
   return wire::encode_rma_offer(offer);
 }
 
-// Nothing listens there.
-Bytes addresses_body(fuzz::Input& input) {
-  wire::RmaAddresses addresses;
-  addresses.token[0] = input.get<std::uint8_t>();
-  addresses.addresses.resize(input.get<std::uint8_t>() % (wire::kMaxAddresses + 2));
-  for (wire::Address& address : addresses.addresses) {
-    address.ip = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 127, 0, 0, 1};
-    address.port = 1;
-  }
-  return wire::encode_rma_addresses(addresses);
+Bytes bytes_of(const wire::Notice& notice) {
+  return {notice.bytes().begin(), notice.bytes().end()};
 }
 
 // What the input makes of the messages of a correct rank after the handshake.
@@ -129,19 +122,19 @@ struct Script {
 
 Script make_script(fuzz::Input& input, std::uint32_t contexts) {
   Script script;
-  constexpr wire::RmaCall kCalls[] = {wire::RmaCall::kReady, wire::RmaCall::kAddresses, wire::RmaCall::kOffer,
-                                      wire::RmaCall::kReady, wire::RmaCall::kRegister};
+  constexpr wire::RmaCall kCalls[] = {wire::RmaCall::kReady, wire::RmaCall::kOffer, wire::RmaCall::kReady,
+                                      wire::RmaCall::kRegister};
   std::uint32_t sequence = 0;
+  std::uint64_t number = 0;
+  const bool acknowledges = input.get<std::uint8_t>() % 2 == 0;
   std::uint8_t ports = 1;
   for (const wire::RmaCall call : kCalls) {
-    if (call == wire::RmaCall::kAddresses && ports <= 1) continue;
     wire::RmaExchange exchange{.call = call, .sequence = sequence++, .body = {}};
     const auto flags = input.get<std::uint8_t>();
     if (sequence == 1) {  // the first one
       if ((flags & 16) != 0) ports = input.get<std::uint8_t>() % 4;
       exchange.body = {ports};
     }
-    if (call == wire::RmaCall::kAddresses) exchange.body = addresses_body(input);
     if (call == wire::RmaCall::kOffer) exchange.body = offer_body(input, contexts, ports);
     if (call == wire::RmaCall::kRegister) {
       wire::RmaRegistration registration{reinterpret_cast<std::uint64_t>(g_memory.data()), kMemoryBytes, {1}};
@@ -160,12 +153,18 @@ Script make_script(fuzz::Input& input, std::uint32_t contexts) {
     if (script.messages.empty() && exchange.sequence == 0) {
       script.connects = (flags & (32 | 64)) == 0 && ports != 0 && message == wire::encode_rma_exchange(exchange);
     }
-    if (call == wire::RmaCall::kAddresses && (flags & (32 | 64)) != 0) script.connects = false;
-    if (message != wire::encode_rma_exchange(exchange) && call == wire::RmaCall::kAddresses) script.connects = false;
     for (int copies = (flags & 64) == 0 ? 1 : input.get<std::uint8_t>() % 20; copies > 0; --copies) {
+      if (acknowledges) script.messages.push_back(bytes_of(wire::Notice::ack({0, number++})));
       script.messages.push_back(message);
     }
-    if ((flags & 128) != 0) script.messages.push_back(wire::encode_rma_failed("fuzz\n\x7f"));
+    if ((flags & 128) != 0) {
+      script.messages.push_back(bytes_of(wire::Notice::failed(ErrorKind::kRemote, "fuzz\n\x7f")));
+    }
+    // It repeats a message, or says that it has received some.
+    if (flags % 7 == 1) {
+      number = input.get<std::uint8_t>() % 4;
+      script.messages.push_back(bytes_of(wire::Notice::ack({input.get<std::uint8_t>() % 4U, number})));
+    }
   }
   const auto end = input.get<std::uint8_t>();
   if ((end & 2) != 0) {
@@ -179,7 +178,7 @@ Script make_script(fuzz::Input& input, std::uint32_t contexts) {
                                                        .psns = {input.get<std::uint32_t>(), 0}}));
     }
   }
-  if ((end & 1) != 0) script.messages.push_back(wire::encode_rma_close());
+  if ((end & 1) != 0) script.messages.push_back(bytes_of(wire::Notice::without_body(wire::MessageType::kClose)));
   return script;
 }
 

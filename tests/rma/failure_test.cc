@@ -1,11 +1,16 @@
-// Ranks that die, fail or close early: what the other ranks see. Each rank is a process.
+// Ranks that die, fail or close early: what the other ranks see. TCP connections that are reset: nothing fails. Each
+// rank is a process.
 #include <signal.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
+#include <filesystem>
 #include <string>
 #include <thread>
 
@@ -17,6 +22,21 @@ namespace {
 using Clock = std::chrono::steady_clock;
 // Much shorter than the NIC needs to find out (34 s with the default settings): the end of the connection says it.
 constexpr std::chrono::seconds kLimit{15};
+
+// Ends all TCP connections of this process with an error at both ends. Returns how many there were.
+int reset_connections() {
+  int resets = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::stoi(entry.path().filename());
+    sockaddr_storage peer{};
+    socklen_t bytes = sizeof peer;
+    if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &bytes) != 0 || peer.ss_family != AF_INET) continue;
+    const sockaddr none{.sa_family = AF_UNSPEC, .sa_data = {}};
+    // Not by libc's function: ThreadSanitizer would take the descriptor for a new one.
+    resets += ::syscall(SYS_connect, fd, &none, sizeof none) == 0 ? 1 : 0;
+  }
+  return resets;
+}
 
 class RmaFailure : public ::testing::TestWithParam<int> {
  protected:
@@ -191,6 +211,60 @@ TEST_P(RmaFailure, RankThatClosesEarly_FailsPutsToItOnly) {
   const std::string text = ranks_.text(0);
   EXPECT_NE(text.find("rank 2 on "), std::string::npos) << text;
   EXPECT_NE(text.find("has closed"), std::string::npos) << text;
+}
+
+// The ranks reset them in turn, each before a collective call in which the others are.
+TEST_P(RmaFailure, TcpConnectionsAreResetAgainAndAgain_NoCallFails) {
+  constexpr int kCalls = 60;
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    rank.keep_warnings();
+    rank.connect();
+    rank.create({});
+    Words words(512);
+    int resets = 0;
+    for (int i = 0; i < kCalls; ++i) {
+      if (i % 3 == rank.number()) resets += reset_connections();
+      void* const memory = rank.register_memory(words.data(), words.bytes());
+      EXPECT_NE(memory, nullptr) << i;
+      EXPECT_TRUE(memory == nullptr || rank.wait_ok(rank.put(0, {memory, 0}, 8, {memory, 8}, rank.next()))) << i;
+      rank.barrier();
+      EXPECT_OK(rank.net().dereg_mr(rank.coll, memory));
+    }
+    EXPECT_GE(resets, kCalls / 3);
+    if (rank.number() == 2) reset_connections();
+    rank.close();
+  });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
+  for (const int rank : {0, 1, 2}) EXPECT_STREQ(ranks_.text(rank), "");
+}
+
+// Another thread resets them at any moment of many calls.
+TEST_P(RmaFailure, TcpConnectionsAreResetAtAnyMoment_NoCallFails) {
+  constexpr std::uint64_t kResets = 20;
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    std::atomic<std::uint64_t>& resets = ranks_.number(0);
+    rank.keep_warnings();
+    rank.connect();
+    std::thread other([&] {
+      while (rank.number() == 1 && resets < kResets) {
+        if (reset_connections() > 0) ++resets;
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    });
+    rank.create({.contexts = 4});
+    Words words(512);
+    for (bool goes_on = true; goes_on;) {
+      void* const memory = rank.register_memory(words.data(), words.bytes());
+      EXPECT_TRUE(memory != nullptr && rank.net().dereg_mr(rank.coll, memory) == nccl::Result::kSuccess);
+      rank.barrier();
+      goes_on = resets < kResets && memory != nullptr;
+      rank.barrier();
+    }
+    other.join();
+    rank.close();
+  });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
+  for (const int rank : {0, 1, 2}) EXPECT_STREQ(ranks_.text(rank), "");
 }
 
 // The NIC repeats the signal after 0.54 s: the rank that has closed acknowledges it then.

@@ -64,7 +64,8 @@ const Lines& lines_of(Fault fault) {
       {of_lanes,
        {"the link of softverbs", ": its link is down", ": its test has failed", "transport retry counter exceeded",
         " has come back within ", " no other one has worked: "}},
-      {of_tcp, {"Connection reset by peer"}},
+      // The last message of an end may be lost with the TCP connection.
+      {of_tcp, {"Connection reset by peer", " ended without closing a connection that has outstanding operations"}},
       {of_tcp, {"Connection timed out", "has sent nothing for "}},
       {{}, {}},
       {of_tcp, {"Connection timed out", "Connection reset by peer", "has sent nothing for "}},
@@ -185,8 +186,14 @@ void draw_breaks(Draw& draw, std::size_t count, bool resets, Events& events, Fau
     const TcpFaults::Break drawn = draw_break(draw, resets);
     if (events.takes_next()) faults.tcp.add(drawn);
   }
-  faults.may_end_setup = faults.may_end_puts = true;
+  faults.may_end_setup = true;
   faults.keepalive_s = 4 + static_cast<unsigned>(draw.below(40));
+  // Ranks wait for each other for so long at most, until one knows that it has to make the connection again.
+  constexpr unsigned kSoon = 15;
+  const bool is_soon = resets || faults.keepalive_s < kSoon;
+  // A new connection may be refused, or cut for longer than it is waited for.
+  const bool can_be_made = !faults.kinds.contains(Fault::kRefused) && !faults.kinds.contains(Fault::kCut);
+  if (!is_soon || !can_be_made) faults.may_end_puts = true;
 }
 
 void draw_cut(Draw& draw, Faults& faults) {

@@ -76,23 +76,23 @@ def longest_file(texts):
 
 
 LIMITS = {
-    "lines of code": (code_lines, 22_219),
+    "lines of code": (code_lines, 22_079),
     "lines of the longest file": (longest_file, 544),
     "functions of Comm": (functions("Comm", "src/net/"), 143),
     "virtual functions of Comm": (functions("Comm", "src/net/", "virtual "), 33),
     "functions of SendComm": (functions("SendComm", "src/net/"), 102),
     "functions of RecvComm": (functions("RecvComm", "src/net/"), 92),
     "functions of rma::ContextSet": (functions("ContextSet", "src/rma/"), 85),
-    "functions of rma::Failover": (functions("Failover", "src/rma/"), 36),
+    "functions of rma::Failover": (functions("Failover", "src/rma/"), 35),
     "places that move a QP to INIT": (places(call("to_init")), 2),
     "places that move a QP to RTR": (places(r"= IBV_QPS_RTR;"), 1),
     "places that make a thread": (places(THREAD), 1),
-    "places that dial": (places(call("tcp_connect")), 3),
-    "places that listen": (places(call("tcp_listen")), 3),
-    "readers of partial messages": (places(call("receive_into")), 4),
-    "blocking waits": (places(WAIT), 17),
+    "places that dial": (places(call("tcp_connect")), 2),
+    "places that listen": (places(call("tcp_listen")), 2),
+    "readers of partial messages": (places(call("receive_into")), 2),
+    "blocking waits": (places(WAIT), 15),
     "blocking waits of the data path": (places(WAIT, DATA_PATH), 4),
-    "files that ask for the time": (files(call("monotonic_ns")), 27),
+    "files that ask for the time": (files(call("monotonic_ns")), 26),
     "files that name a lane": (files(r"(?<![Pp])[Ll]ane"), 65),
 }
 

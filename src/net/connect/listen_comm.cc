@@ -185,7 +185,7 @@ void ListenComm::send_reason(const Handshake& handshake, ErrorKind kind, const s
   // After kAccept was sent the connection may be established for the peer.
   if (handshake.state == Handshake::State::kSendAccept) return;
   MessageStream channel;
-  channel.send(socket, wire::Notice::failed(kind, reason));
+  channel.send(socket, wire::Notice::failed(kind, reason).bytes());
 }
 
 }  // namespace verbatim

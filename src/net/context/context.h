@@ -36,7 +36,7 @@ struct ProcessParts {
   Monitor& monitor;
   Listener& listener;
   const sockaddr_storage& side_channel;            // address for TCP, port 0
-  const std::vector<SocketInterface>& interfaces;  // for further TCP connections; the first is side_channel
+  const std::vector<SocketInterface>& interfaces;  // for TCP; the first is side_channel
   std::string side_channel_name;                   // interface and address, for messages
   const std::string& host_name;
   wire::PeerIdentity identity;  // without a device and a listen

@@ -74,7 +74,6 @@ void ConnectionTable::forget(MonitoredConnection& connection) {
     std::optional<wire::MessageType> last;
     if (!connection.peer_closed) last = connection.closing ? wire::MessageType::kClose : wire::MessageType::kFailed;
     listener->remove_connection(connection.end(), last);
-    --resumable;
   }
   deadlines.remove(connection);
 }

@@ -161,7 +161,6 @@ struct ConnectionTable {
   std::map<const void*, std::size_t> closing VERBATIM_GUARDED_BY(mutex);
   RmaSets* rma_sets = nullptr;  // of the same monitor; any thread, without the mutex
   Listener* listener VERBATIM_GUARDED_BY(mutex) = nullptr;
-  std::size_t resumable VERBATIM_GUARDED_BY(mutex) = 0;        // connections that the listener knows
   std::size_t reported_losses VERBATIM_GUARDED_BY(mutex) = 0;  // side channels that are lost, and reported
   std::uint64_t connections_made VERBATIM_GUARDED_BY(mutex) = 0;
   std::size_t open_qp_state_requests VERBATIM_GUARDED_BY(mutex) = 0;

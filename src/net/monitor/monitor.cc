@@ -137,9 +137,9 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
   }
   if (table_.listener != nullptr) {
     try {
-      table_.listener->add_connection(connection.end(), fd);
+      const bool is_first = table_.listener->add_connection(connection.end(), fd);
       connection.resumable = true;
-      if (table_.resumable++ == 0) listener_.call_at(0);
+      if (is_first) serve_listener();
     } catch (...) {  // no memory: if the side channel is lost, it stays lost
     }
   }
@@ -202,7 +202,7 @@ std::uint64_t Monitor::accept_channels() noexcept {
   Listener* listener = nullptr;
   {
     const MutexLock lock(table_.mutex);
-    if (table_.resumable == 0) return kNever;
+    if (table_.listener == nullptr) return kNever;
     listener = table_.listener;
   }
   const std::uint64_t now = last_accept_ns_ = monotonic_ns();
@@ -218,7 +218,7 @@ std::uint64_t Monitor::accept_channels() noexcept {
       table_.mark_changed(*connection);
       channel_changed(table_, *connection, connection->comm->channel().accept(std::move(socket), monotonic_ns()));
     }
-    return now + (resumed.empty() ? kAcceptPeriodNs : kNextAcceptNs);
+    return listener->has_connections() ? now + (resumed.empty() ? kAcceptPeriodNs : kNextAcceptNs) : kNever;
   } catch (...) {  // no memory: the peers try again
     return now + kAcceptPeriodNs;
   }

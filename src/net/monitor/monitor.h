@@ -72,8 +72,10 @@ class Monitor final : public CommObserver {
   // Where peers make lost side channels again. Called before the first watch(); it must outlive the monitor.
   void set_listener(Listener& listener) VERBATIM_EXCLUDES(table_.mutex);
 
-  // For the sockets of RMA.
+  // For the channels of RMA.
   EventLoop& loop() { return table_.loop; }
+  // The listener has its first connection: it is served from now on, as long as it has any.
+  void serve_listener() { listener_.call_at(0); }
   // The contexts of RMA.
   RmaSets& rma_sets() { return rma_sets_; }
 

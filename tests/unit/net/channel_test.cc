@@ -110,7 +110,7 @@ class ChannelTest : public ::testing::Test {
   }
   static void say(const UniqueFd& socket, const wire::Notice& notice) {
     MessageStream stream;
-    ASSERT_TRUE(stream.send(socket, notice));
+    ASSERT_TRUE(stream.send(socket, notice.bytes()));
   }
   static void say(const UniqueFd& socket, MessageType type) { say(socket, wire::Notice::without_body(type)); }
   // The channel's end of an attempt, until the peer has kResume.
@@ -341,6 +341,18 @@ wire::Notice numbered(std::uint32_t number) {
   return wire::Notice::lane_down({.lane = 0, .round = number});
 }
 
+constexpr std::size_t kLongBytes = 40'000;
+
+// The same, with bytes behind it.
+std::vector<std::uint8_t> long_message(std::uint32_t number, std::size_t bytes) {
+  const wire::Notice beginning = numbered(number);
+  std::vector<std::uint8_t> message(beginning.bytes().begin(), beginning.bytes().end());
+  message.resize(message.size() + bytes, static_cast<std::uint8_t>(number));
+  wire::put_header(std::span(message).first<wire::kHeaderBytes>(), MessageType::kLaneDown,
+                   message.size() - wire::kHeaderBytes);
+  return message;
+}
+
 TEST_F(ChannelTest, LostBeforeAcknowledged_IsSentAgainWithItsNumber) {
   ASSERT_NO_FATAL_FAILURE(open(true));
   for (std::uint32_t i = 0; i < 3; ++i) EXPECT_TRUE(channel_.send(numbered(i)));
@@ -485,6 +497,18 @@ TEST_F(ChannelTest, ImpossibleAcknowledgement_IsAProtocolError) {
   EXPECT_EQ(error_of({1, 1}), EPROTO) << "a message is left out";
 }
 
+TEST_F(ChannelTest, MessageIsLongerThanTheLimit_IsAProtocolError) {
+  ASSERT_NO_FATAL_FAILURE(open(true));
+  MessageStream stream;
+  ASSERT_TRUE(stream.send(peer_, long_message(0, wire::kMaxNoticeBody)));
+  std::optional<int> error;
+  eventually([&] {
+    if (const auto message = channel_.receive(); !message) error = message.error().sys_errno;
+    return error.has_value();
+  });
+  EXPECT_EQ(error, EPROTO);
+}
+
 // Two channels; the test is the network between them, and their listeners.
 class ChannelPair : public ::testing::Test {
  protected:
@@ -501,7 +525,7 @@ class ChannelPair : public ::testing::Test {
     std::array<UniqueFd, 2> listening;
     std::vector<wire::Address> addresses;
     std::vector<Resuming> resuming;
-    Channel channel;
+    Channel channel{sizeof(wire::LaneDown) + kLongBytes};
     std::uint32_t sent = 0;
     std::uint32_t received = 0;
     bool has_ended = false;
@@ -562,7 +586,11 @@ class ChannelPair : public ::testing::Test {
       }
       if (!*message) break;
       if ((*message)->type != MessageType::kLaneDown) continue;
-      EXPECT_EQ(wire::decode_lane_down((*message)->body)->round, end.received) << "once and in order";
+      const std::span<const std::uint8_t> body = (*message)->body;
+      EXPECT_EQ(wire::decode_lane_down(body.first(sizeof(wire::LaneDown)))->round, end.received) << "once and in order";
+      const std::span<const std::uint8_t> rest = body.subspan(sizeof(wire::LaneDown));
+      const auto value = static_cast<std::uint8_t>(end.received);
+      EXPECT_TRUE(std::ranges::all_of(rest, [&](std::uint8_t byte) { return byte == value; }));
       ++end.received;
     }
     end.channel.expect_answer(now_);
@@ -579,6 +607,7 @@ class ChannelPair : public ::testing::Test {
 // It is reset by either end and moves at random moments, by both ends at once, too.
 TEST_F(ChannelPair, ResetsAndMovesAtAnyMoment_EachMessageArrivesOnceAndInOrder) {
   std::size_t messages = 0;
+  std::size_t parts = 0;  // messages that the socket did not accept at once
   for (unsigned seed = 1; seed <= 300 && !HasFailure(); ++seed) {
     SCOPED_TRACE(seed);
     random_.seed(seed);
@@ -588,9 +617,13 @@ TEST_F(ChannelPair, ResetsAndMovesAtAnyMoment_EachMessageArrivesOnceAndInOrder) 
       End& end = *ends_[below(2)];
       now_ += below(3) == 0 ? below(60) * kMs : 0;
       const unsigned event = below(20);
+      constexpr int kSmall = 4096;  // bytes that a socket takes
+      ::setsockopt(end.channel.socket().get(), SOL_SOCKET, SO_SNDBUF, &kSmall, sizeof kSmall);
       if (event < 10 && end.channel.has_room()) {
-        ASSERT_TRUE(end.channel.send(numbered(end.sent)));
+        ASSERT_TRUE(below(8) == 0 ? end.channel.send(long_message(end.sent, below(kLongBytes)))
+                                  : end.channel.send(numbered(end.sent)));
         ++end.sent;
+        parts += end.channel.has_unsent() ? 1U : 0U;
       } else if (event == 10) {
         reset(end.channel.socket());
       } else if (event == 11) {
@@ -608,6 +641,7 @@ TEST_F(ChannelPair, ResetsAndMovesAtAnyMoment_EachMessageArrivesOnceAndInOrder) 
     close();
   }
   EXPECT_GT(messages, 10'000U);
+  EXPECT_GT(parts, 0U);
 }
 
 }  // namespace

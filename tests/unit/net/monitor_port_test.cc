@@ -176,7 +176,7 @@ class MonitorPortTest : public ::testing::Test {
   }
   void send(const RecvComm* comm, const wire::Notice& notice) {
     PeerEnd& peer = peer_ends_[index_of(comm)];
-    ASSERT_TRUE(peer.channel.send(peer.socket, notice));
+    ASSERT_TRUE(peer.channel.send(peer.socket, notice.bytes()));
   }
   // The body of the next message of that type, which the peer of `comm` receives; empty: it has not come.
   std::vector<std::uint8_t> receive(const RecvComm* comm, wire::MessageType type) {
@@ -371,7 +371,7 @@ TEST_P(HangingDevice, GracefulCloseOnOtherDevice_Ends) {
   std::unique_ptr<RecvComm> closing = std::move(comms_[index]);
   monitor_->close_gracefully(std::move(closing), 3600 * kNanosecondsPerSecond);
   const wire::Notice close = wire::Notice::without_body(wire::MessageType::kClose);
-  ASSERT_TRUE(peer_ends_[index].channel.send(peer_ends_[index].socket, close));
+  ASSERT_TRUE(peer_ends_[index].channel.send(peer_ends_[index].socket, close.bytes()));
   monitor_->drain(devices_[1].get(), false);
   EXPECT_EQ(fake_.live("qp"), qps - 1);
 }

@@ -114,27 +114,6 @@ TEST_F(EventLoopTest, Readable_IsReportedAsLongAsItIsTrue) {
   EXPECT_EQ(left, 0);
 }
 
-TEST_F(EventLoopTest, EndOfASocket_IsReportedAndItsDataIsNot) {
-  int ends[2];
-  ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends), 0);
-  const UniqueFd own(ends[0]);
-  UniqueFd peer(ends[1]);
-  std::atomic<int> calls{0};
-  std::promise<bool> ended;
-  const EventHandler handler(loop_, [&](int) {
-    if (calls.fetch_add(1) == 0) ended.set_value(true);
-  });
-  ASSERT_TRUE(handler.watch(own.get(), EventHandler::kEndOnce));
-  start();
-  ASSERT_EQ(::send(peer.get(), "x", 1, 0), 1);
-  settle();
-  EXPECT_EQ(calls.load(), 0);
-  peer = {};
-  EXPECT_TRUE(get(ended));
-  settle();
-  EXPECT_EQ(calls.load(), 1);
-}
-
 TEST_F(EventLoopTest, Unwatched_IsNotReported) {
   const UniqueFd counter = make_counter();
   std::atomic<int> calls{0};

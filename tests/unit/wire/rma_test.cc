@@ -15,10 +15,6 @@ std::span<const std::uint8_t> rma_body(const std::vector<std::uint8_t>& message)
   return std::span(message).subspan(kHeaderBytes);
 }
 
-Result<RmaHeader> rma_header(const std::vector<std::uint8_t>& message) {
-  return decode_rma_header(std::span<const std::uint8_t, kHeaderBytes>(message.data(), kHeaderBytes));
-}
-
 RmaOffer sample_offer() {
   RmaOffer offer;
   offer.contexts = 2;
@@ -38,7 +34,8 @@ RmaOffer sample_offer() {
 }
 
 TEST(RmaMessages, Hello_IsReadAsItWasWritten) {
-  RmaHello hello{.ranks = 8, .rank = 3, .pid = 4711, .host = "node1"};
+  RmaHello hello{
+      .ranks = 8, .rank = 3, .pid = 4711, .host = "node1", .addresses = {{.ip = {1, 2}, .port = 3}, {.port = 4}}};
   hello.secret[5] = 9;
   hello.attempt = 17;
   const std::vector<std::uint8_t> message = encode_rma_hello(MessageType::kAccept, hello);
@@ -55,6 +52,11 @@ TEST(RmaMessages, Hello_IsReadAsItWasWritten) {
   EXPECT_EQ(read->rank, 3U);
   EXPECT_EQ(read->pid, 4711U);
   EXPECT_EQ(read->host, "node1");
+  EXPECT_EQ(read->addresses, hello.addresses);
+  const std::span<const std::uint8_t> body = rma_body(message);
+  for (std::size_t bytes = 0; bytes < body.size(); ++bytes) EXPECT_FALSE(decode_rma_hello(body.first(bytes)));
+  hello.addresses.resize(kMaxAddresses + 1);
+  EXPECT_FALSE(decode_rma_hello(rma_body(encode_rma_hello(MessageType::kAccept, hello))));
 }
 
 TEST(RmaMessages, HelloOfImpossibleRank_IsRefused) {
@@ -116,20 +118,6 @@ TEST(RmaMessages, RegistrationWithoutKeys_IsRefused) {
   EXPECT_FALSE(decode_rma_registration(encode_rma_registration({.address = 4096, .bytes = 64, .rkeys = {}})));
 }
 
-TEST(RmaMessages, Addresses_AreReadAsTheyWereWritten) {
-  const auto body = encode_rma_addresses({.token = {7, 8}, .addresses = {{.ip = {1, 2}, .port = 3}, {.port = 4}}});
-  const Result<RmaAddresses> read = decode_rma_addresses(body);
-  ASSERT_TRUE(read);
-  EXPECT_EQ(read->token[1], 8);
-  ASSERT_EQ(read->addresses.size(), 2U);
-  EXPECT_EQ(read->addresses[0].ip[1], 2);
-  EXPECT_EQ(read->addresses[1].port, 4);
-  for (std::size_t bytes = 0; bytes < body.size(); ++bytes) {
-    EXPECT_FALSE(decode_rma_addresses(std::span(body).first(bytes)));
-  }
-  EXPECT_FALSE(decode_rma_addresses(encode_rma_addresses({.addresses = std::vector<Address>(kMaxAddresses + 1)})));
-}
-
 TEST(RmaMessages, Lane_IsReadAsItWasWritten) {
   const auto message = encode_rma_lane({.step = RmaLaneStep::kOffered,
                                         .set = 3,
@@ -139,7 +127,7 @@ TEST(RmaMessages, Lane_IsReadAsItWasWritten) {
                                         .lid = 9,
                                         .gid_index = 2,
                                         .gid = {1, 2, 3}});
-  EXPECT_EQ(rma_header(message)->type, RmaMessageType::kLane);
+  EXPECT_EQ(decode_header(std::span(message).first<kHeaderBytes>())->type, MessageType::kRmaLane);
   const Result<RmaLane> read = decode_rma_lane(rma_body(message));
   ASSERT_TRUE(read);
   EXPECT_EQ(read->step, RmaLaneStep::kOffered);
@@ -155,21 +143,6 @@ TEST(RmaMessages, Lane_IsReadAsItWasWritten) {
   std::vector<std::uint8_t> unknown(body.begin(), body.end());
   unknown[0] = 3;
   EXPECT_FALSE(decode_rma_lane(unknown));
-}
-
-TEST(RmaMessages, OtherProtocolOrVersion_IsRefused) {
-  std::vector<std::uint8_t> message = encode_rma_close();
-  ASSERT_TRUE(rma_header(message));
-  ++message[4];
-  ASSERT_FALSE(rma_header(message));
-  EXPECT_EQ(rma_header(message).error().kind, ErrorKind::kUsage);
-  ++message[0];
-  EXPECT_EQ(rma_header(message).error().kind, ErrorKind::kArgument);
-}
-
-TEST(RmaMessages, TextOfFailure_HasOnlyPrintableCharacters) {
-  const auto message = encode_rma_failed("a\nb");
-  EXPECT_EQ(decode_rma_text(rma_body(message)), "a?b");
 }
 
 // What is cut or changed is refused, or read without reaching beyond its end.
