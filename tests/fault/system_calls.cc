@@ -15,6 +15,7 @@
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
+#include <new>
 
 #include "support/next_function.h"
 
@@ -44,8 +45,11 @@ int injected_error(const char* name, const void* caller) {
 
 }  // namespace
 
+// Shared with forked children: a process sees which calls of its child have failed.
 verbatim::test::FailNth& failing_system_call() {
-  static verbatim::test::FailNth only;
+  static auto& only =
+      *new (::mmap(nullptr, sizeof(verbatim::test::FailNth), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))
+          verbatim::test::FailNth;
   return only;
 }
 
@@ -157,6 +161,16 @@ void* interposed_malloc(std::size_t bytes) {
     return nullptr;
   }
   return __libc_malloc(bytes);
+}
+extern "C" void* __libc_calloc(std::size_t count, std::size_t bytes);
+extern "C" __attribute__((visibility("default"))) void* interposed_calloc(std::size_t count,
+                                                                          std::size_t bytes) __asm__("calloc");
+void* interposed_calloc(std::size_t count, std::size_t bytes) {
+  if (fault::injected_error("calloc", __builtin_return_address(0)) != 0) {
+    errno = ENOMEM;
+    return nullptr;
+  }
+  return __libc_calloc(count, bytes);
 }
 INTERPOSE(void*, aligned_alloc, nullptr, (std::size_t alignment, std::size_t bytes), (alignment, bytes))
 #endif

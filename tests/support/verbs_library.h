@@ -4,6 +4,8 @@
 
 #include <infiniband/verbs.h>
 
+#include <cstdint>
+
 namespace verbatim::test {
 
 // name, symbol version that programs built against rdma-core request
