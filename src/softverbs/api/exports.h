@@ -2,12 +2,13 @@
 #pragma once
 
 #include <cerrno>
-#include <new>
+#include <type_traits>
 
 #include "base/result.h"
 #include "softverbs/api/refusals.h"
 #include "softverbs/engine/context.h"
 #include "softverbs/engine/objects.h"
+#include "softverbs/host/with_memory.h"
 
 namespace verbatim::softverbs {
 
@@ -17,23 +18,14 @@ inline int with_errno(int error) {
   return error;
 }
 
-// Converts to the convention of verbs that create an object: the pointer, or nullptr and errno.
-template <typename T>
-T* pointer_or_errno(const Result<T*>& result) {
-  if (result) return *result;
-  errno = result.error().sys_errno;
-  return nullptr;
-}
-
-// The same for a call that creates the object. An exception must not cross the C API.
+// Calls make(), which returns a Result<T*>, and converts to the convention of verbs that create an object: the pointer,
+// or nullptr and errno. Only these verbs may find no memory.
 template <typename Make>
-auto call_and_return_pointer(Make make) -> decltype(pointer_or_errno(make())) {
-  try {
-    return pointer_or_errno(make());
-  } catch (const std::bad_alloc&) {
-    errno = ENOMEM;
-    return nullptr;
-  }
+auto call_and_return_pointer(Make make) {
+  decltype(make()) made = system_error("make", ENOMEM);
+  if (with_memory([&] { made = make(); }) && made) return *made;
+  errno = made.error().sys_errno;
+  return static_cast<std::remove_reference_t<decltype(*made)>>(nullptr);
 }
 
 Result<EventPipe> make_event_pipe();

@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <list>
 #include <memory>
 
 #include "softverbs/api/exports.h"
@@ -47,6 +48,17 @@ std::array<ibv_device, kMaxDevices>& devices() {
 
 std::uint32_t index_of(const ibv_device& device) {
   return static_cast<std::uint32_t>(&device - devices().data());
+}
+
+Result<ibv_device**> list_devices(int* count) {
+  const Settings* settings = verbatim::softverbs::settings();
+  if (settings == nullptr) return verbatim::system_error("settings", EINVAL);
+  constexpr std::size_t kPointerBytes = sizeof(ibv_device*);  // NOLINT(bugprone-sizeof-expression)
+  auto** list = static_cast<ibv_device**>(std::calloc(settings->devices + 1, kPointerBytes));
+  if (list == nullptr) return verbatim::system_error("calloc", ENOMEM);
+  for (std::uint32_t index = 0; index < settings->devices; ++index) list[index] = &devices()[index];
+  if (count != nullptr) *count = static_cast<int>(settings->devices);
+  return list;
 }
 
 int query_port(ibv_context* context, std::uint8_t port_number, ibv_port_attr* attributes, std::size_t bytes) {
@@ -136,7 +148,7 @@ bool pop_event(Context& context, AsyncEntry& event) {
 }
 
 template <typename Object>
-bool find_object(std::vector<Object*>& objects, const AsyncEntry& event, std::uint32_t (*serial)(const Object&),
+bool find_object(const std::list<Object*>& objects, const AsyncEntry& event, std::uint32_t (*serial)(const Object&),
                  Object*& found) {
   for (Object* object : objects) {
     if (object->index != event.index || serial(*object) != event.serial) continue;
@@ -201,12 +213,8 @@ void acknowledge(pthread_mutex_t& mutex, pthread_cond_t& condition, std::uint32_
 
 // Resets the QPs that the program has not destroyed, so that peers cannot reach them any more.
 void reset_remaining_qps(Context& context) {
-  std::vector<Qp*> left;
-  {
-    MutexLock lock(context.objects_mutex);
-    left = context.qps;
-  }
-  for (Qp* qp : left) {
+  MutexLock lock(context.objects_mutex);
+  for (Qp* qp : context.qps) {
     ibv_qp_attr attributes{};
     attributes.qp_state = IBV_QPS_RESET;
     modify_qp(*qp, attributes, IBV_QP_STATE);
@@ -221,18 +229,8 @@ using namespace verbatim::softverbs;
 extern "C" {
 
 SOFTVERBS_EXPORT ibv_device** ibv_get_device_list(int* count) {
-  const Settings* settings = verbatim::softverbs::settings();
   if (count != nullptr) *count = 0;
-  if (settings == nullptr) {
-    errno = EINVAL;
-    return nullptr;
-  }
-  constexpr std::size_t kPointerBytes = sizeof(ibv_device*);  // NOLINT(bugprone-sizeof-expression)
-  auto** list = static_cast<ibv_device**>(std::calloc(settings->devices + 1, kPointerBytes));
-  if (list == nullptr) return nullptr;
-  for (std::uint32_t index = 0; index < settings->devices; ++index) list[index] = &devices()[index];
-  if (count != nullptr) *count = static_cast<int>(settings->devices);
-  return list;
+  return call_and_return_pointer([&] { return list_devices(count); });
 }
 
 SOFTVERBS_EXPORT void ibv_free_device_list(ibv_device** list) {

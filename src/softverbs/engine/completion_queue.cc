@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <bit>
 #include <cerrno>
+#include <list>
 
 #include "base/clock.h"
 #include "softverbs/engine/call.h"
@@ -65,6 +66,7 @@ Result<Cq*> create_cq(Context& context, int entries, void* cq_context, ibv_comp_
   if (entries < 1 || static_cast<std::uint32_t>(entries) > limits.max_cqe) return system_error("create_cq", EINVAL);
   const std::uint32_t count = std::bit_ceil(static_cast<std::uint32_t>(entries));
   auto cq = std::make_unique<Cq>();
+  std::list<Cq*> listed{cq.get()};
   Result<std::uint32_t> index = process.cq_table().allocate(limits.max_cq);
   if (!index) return index.error();
   Result<std::uint64_t> ring = process.arena().allocate(count * sizeof(Cqe));
@@ -102,7 +104,7 @@ Result<Cq*> create_cq(Context& context, int entries, void* cq_context, ibv_comp_
 
   MutexLock lock(context.objects_mutex);
   if (channel != nullptr) ++channel->refcnt;
-  context.cqs.push_back(cq.get());
+  context.cqs.splice(context.cqs.end(), listed);
   return cq.release();
 }
 
@@ -126,7 +128,7 @@ int destroy_cq(Cq& cq) {
     cq.shared->alive.store(0, std::memory_order_release);
   }
   add_shared(cq.process->segment().counters.destroyed_cqs, cq.shared->counters);
-  cq.process->arena().release(cq.shared->ring, (cq.shared->mask + std::size_t{1}) * sizeof(Cqe));
+  cq.process->arena().release(cq.shared->ring);
   cq.process->cq_table().release(cq.index);
   pthread_cond_destroy(&cq.cond);
   pthread_mutex_destroy(&cq.mutex);
@@ -171,11 +173,11 @@ int resize_cq(Cq& cq, int entries) {
   const std::uint32_t tail = shared.tail.load(std::memory_order_relaxed);
   const std::uint32_t head = shared.head.load(std::memory_order_relaxed);
   if (tail - head > count) {
-    process.arena().release(*ring, count * sizeof(Cqe));
+    process.arena().release(*ring);
     return EINVAL;
   }
   for (std::uint32_t at = head; at != tail; ++at) to[at & (count - 1)] = cq.ring[at & shared.mask];
-  process.arena().release(shared.ring, (shared.mask + std::size_t{1}) * sizeof(Cqe));
+  process.arena().release(shared.ring);
   shared.ring = *ring;
   shared.mask = count - 1;
   cq.ring = to;

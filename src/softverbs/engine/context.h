@@ -4,7 +4,7 @@
 #include <infiniband/verbs.h>
 
 #include <cstdint>
-#include <vector>
+#include <list>
 
 #include "base/mutex.h"
 #include "base/unique_fd.h"
@@ -23,9 +23,10 @@ struct Context : verbs_context {
   EventPipe pipe;
   UniqueFd command_fd;
   Mutex objects_mutex;  // guards the lists below, which only rare calls use
-  std::vector<struct Cq*> cqs VERBATIM_GUARDED_BY(objects_mutex);
-  std::vector<struct Qp*> qps VERBATIM_GUARDED_BY(objects_mutex);
-  std::vector<struct Srq*> srqs VERBATIM_GUARDED_BY(objects_mutex);
+  // Lists, because an entry that was made before is added without memory.
+  std::list<struct Cq*> cqs VERBATIM_GUARDED_BY(objects_mutex);
+  std::list<struct Qp*> qps VERBATIM_GUARDED_BY(objects_mutex);
+  std::list<struct Srq*> srqs VERBATIM_GUARDED_BY(objects_mutex);
 };
 
 inline Context& context_of(ibv_context* context) {

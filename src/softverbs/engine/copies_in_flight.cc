@@ -2,9 +2,6 @@
 
 #include <sched.h>
 
-#include <utility>
-#include <vector>
-
 #include "base/clock.h"
 #include "softverbs/engine/attempt.h"
 #include "softverbs/engine/qp.h"
@@ -95,15 +92,13 @@ void await_gpu_copies(CopyProgress& progress) {
 }
 
 void await_gpu_copies(Process& process) {
-  std::vector<std::pair<CopyProgress*, std::uint32_t>> under_way;
-  process.for_each_qp([&](Qp& qp) {
-    for (CopyProgress* progress : {&qp.shared->sends, &qp.shared->arrivals}) {
-      const std::uint32_t begun = progress->begun.load(std::memory_order_seq_cst);
-      if (!has_settled(*progress, begun)) under_way.emplace_back(progress, begun);
-    }
-  });
-  // Outside of for_each_qp, whose lock the engine may need before it goes on with the copies.
-  for (const auto& [progress, begun] : under_way) await_settled(*progress, begun);
+  // Not in for_each_qp, whose lock the engine may need before it goes on with the copies. Those of a QP that was
+  // destroyed have settled.
+  for (std::uint32_t index = 0; index < process.qp_table().high_water(); ++index) {
+    SharedQp& qp = process.segment().qps[index];
+    await_gpu_copies(qp.sends);
+    await_gpu_copies(qp.arrivals);
+  }
 }
 
 }  // namespace verbatim::softverbs

@@ -4,7 +4,7 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
+#include <list>
 
 #include "softverbs/engine/packets.h"
 #include "softverbs/memory/gpu_copies.h"
@@ -19,7 +19,7 @@ struct SendRequest;
 // Of one QP. Guarded by Qp::execution.
 struct CopiesInFlight {
   GpuCopies copies;
-  std::deque<Packets> steps;            // one for each copy
+  std::list<Packets> steps;             // one for each copy
   std::uint32_t receives_consumed = 0;  // by the steps that are under way
 
   explicit CopiesInFlight(const HostRegistry& registry) : copies(registry, false) {}

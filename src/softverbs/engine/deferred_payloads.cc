@@ -15,9 +15,8 @@ constexpr std::uint32_t kMaxPolls = 4;
 
 }  // namespace
 
-void DeferredPayloads::enable(std::uint64_t seed) {
+void DeferredPayloads::enable() {
   enabled_ = true;
-  state_ = seed;
   payloads_.reserve(kMaxPayloads + kMaxPieces);
 }
 

@@ -24,8 +24,10 @@ struct DeferredPayload {
 // The deferred payloads of one QP, and the random numbers that decide about them. Guarded by Qp::execution.
 class DeferredPayloads {
  public:
-  // If it is not called, payloads are placed when they are sent. The same seed makes the same decisions.
-  void enable(std::uint64_t seed);
+  // If it is not called, payloads are placed when they are sent. Takes the memory for all payloads.
+  void enable();
+  // The same seed makes the same decisions.
+  void seed(std::uint64_t seed) { state_ = seed; }
   bool is_enabled() const { return enabled_; }
 
   bool empty() const { return payloads_.empty(); }

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstring>
 
 #include "base/clock.h"
@@ -19,6 +20,7 @@
 #include "softverbs/faults/faults.h"
 #include "softverbs/gpu/gpu.h"
 #include "softverbs/host/device_thread.h"
+#include "softverbs/host/with_memory.h"
 #include "softverbs/memory/copier.h"
 
 namespace verbatim::softverbs {
@@ -147,10 +149,9 @@ void Engine::schedule(Qp& qp, bool ends_wait) {
       break;
     case Schedule::kWaiting:
       if (!ends_wait) return;
-      waiting_.erase({entry.due_ns, qp.handle});
-      break;
+      [[fallthrough]];
     case Schedule::kWaitingDeferred:
-      remove_deferred_wait(qp);
+      end_wait(qp);
       break;
     case Schedule::kRunning:
       entry.schedule = Schedule::kRunningAgain;
@@ -164,7 +165,7 @@ void Engine::schedule(Qp& qp, bool ends_wait) {
 
 void Engine::make_ready(Qp& qp) {
   qp.schedule.schedule = Schedule::kReady;
-  ready_.push_back(&qp);
+  ready_.splice(ready_.end(), qp.schedule.ready);
   ready_count_.fetch_add(1, std::memory_order_seq_cst);
   if (link_ != nullptr) link_->add_backlog(qp.shared->device);
 }
@@ -175,7 +176,7 @@ void Engine::remove_from_backlog(Qp& qp) {
 }
 
 // The QP to run next; ready_.end(): none now.
-std::deque<Qp*>::iterator Engine::choose() {
+std::list<Qp*>::iterator Engine::choose() {
   if (link_ == nullptr) return ready_.begin();
   const std::optional<std::uint32_t> device = link_->acquire_grant();
   if (!device) return ready_.end();
@@ -209,9 +210,9 @@ Qp* Engine::next() {
   if (!waiting_.empty()) {
     const std::uint64_t now = monotonic_ns();
     while (!waiting_.empty() && waiting_.begin()->first.first <= now) {
-      Qp* due = waiting_.begin()->second;
-      waiting_.erase(waiting_.begin());
-      make_ready(*due);
+      Qp& due = *waiting_.begin()->second;
+      end_wait(due);
+      make_ready(due);
     }
   }
   // Also after another thread has removed the entry: a due time in the past would keep the thread from sleeping.
@@ -223,8 +224,7 @@ Qp* Engine::next() {
     return nullptr;
   }
   Qp* qp = *chosen;
-  ready_.erase(chosen);
-  ready_count_.fetch_sub(1, std::memory_order_relaxed);
+  take_ready(chosen);
   qp->schedule.schedule = Schedule::kRunning;
   return qp;
 }
@@ -264,8 +264,11 @@ void Engine::end_run(Qp& qp, Step step, std::uint64_t due_ns, std::uint64_t byte
       due_ns = kAtNextPoll;
       deferred_wait_count_.fetch_add(1, std::memory_order_relaxed);
     }
-    qp.schedule = {step == Step::kWait ? Schedule::kWaiting : Schedule::kWaitingDeferred, due_ns};
-    waiting_.insert({{due_ns, qp.handle}, &qp});
+    ScheduleEntry& entry = qp.schedule;
+    entry.schedule = step == Step::kWait ? Schedule::kWaiting : Schedule::kWaitingDeferred;
+    entry.due_ns = due_ns;
+    entry.waiting.key() = {due_ns, qp.handle};
+    waiting_.insert(std::move(entry.waiting));
     earliest_due_ns_.store(earliest_due(), std::memory_order_relaxed);
   } else if (step != Step::kIdle || again) {
     make_ready(qp);
@@ -287,17 +290,13 @@ void Engine::remove(Qp& qp) {
         case Schedule::kIdle:
           return;
         case Schedule::kReady:
-          ready_.erase(std::find(ready_.begin(), ready_.end(), &qp));
-          ready_count_.fetch_sub(1, std::memory_order_relaxed);
+          take_ready(std::find(ready_.begin(), ready_.end(), &qp));
           remove_from_backlog(qp);
           qp.schedule.schedule = Schedule::kIdle;
           return;
         case Schedule::kWaiting:
-          waiting_.erase({qp.schedule.due_ns, qp.handle});
-          qp.schedule.schedule = Schedule::kIdle;
-          return;
         case Schedule::kWaitingDeferred:
-          remove_deferred_wait(qp);
+          end_wait(qp);
           qp.schedule.schedule = Schedule::kIdle;
           return;
         case Schedule::kRunning:
@@ -317,17 +316,27 @@ void Engine::drain() {
   }
 }
 
-void Engine::remove_deferred_wait(Qp& qp) {
-  waiting_.erase({qp.schedule.due_ns, qp.handle});
-  if (!threaded_) deferred_wait_count_.fetch_sub(1, std::memory_order_relaxed);
+void Engine::take_ready(std::list<Qp*>::iterator at) {
+  std::list<Qp*>& entry = (*at)->schedule.ready;
+  entry.splice(entry.end(), ready_, at);
+  ready_count_.fetch_sub(1, std::memory_order_relaxed);
+}
+
+// Called for a QP in kWaiting or kWaitingDeferred.
+void Engine::end_wait(Qp& qp) {
+  ScheduleEntry& entry = qp.schedule;
+  entry.waiting = waiting_.extract({entry.due_ns, qp.handle});
+  if (entry.schedule == Schedule::kWaitingDeferred && !threaded_)
+    deferred_wait_count_.fetch_sub(1, std::memory_order_relaxed);
 }
 
 // Each QP with deferred payloads checks once whether they are due.
 void Engine::make_deferred_ready() {
   MutexLock lock(mutex_);
-  for (auto at = waiting_.lower_bound({kAtNextPoll, 0}); at != waiting_.end(); at = waiting_.erase(at)) {
-    make_ready(*at->second);
-    deferred_wait_count_.fetch_sub(1, std::memory_order_relaxed);
+  for (auto at = waiting_.lower_bound({kAtNextPoll, 0}); at != waiting_.end();) {
+    Qp& qp = *(at++)->second;
+    end_wait(qp);
+    make_ready(qp);
   }
 }
 
@@ -364,7 +373,9 @@ void Engine::set_alarm(std::uint64_t due_ns) {
 void Engine::run_due_faults() {
   const std::uint64_t due = alarm_ns_.load(std::memory_order_relaxed);
   if (due == kNever || monotonic_ns() < due) return;
-  if (Faults* all = faults(); all != nullptr) all->states().serve();
+  Faults* const all = faults();
+  if (all == nullptr || with_memory([&] { all->states().serve(); })) return;
+  VERBATIM_WARN("a fault clause has no effect: %s", std::strerror(ENOMEM));
 }
 
 void Engine::process_service_requests() {

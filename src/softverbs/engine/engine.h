@@ -6,7 +6,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
-#include <deque>
+#include <list>
 #include <map>
 #include <utility>
 
@@ -25,9 +25,21 @@ enum class Step;
 // The engine's state of a QP. Guarded by the engine's mutex; only the thread that runs a kRunning QP ends that state.
 enum class Schedule : std::uint8_t { kIdle, kReady, kRunning, kRunningAgain, kWaiting, kWaitingDeferred };
 
+// By due time and index: the order must not follow from addresses.
+using WaitingQps = std::map<std::pair<std::uint64_t, std::uint32_t>, Qp*>;
+
+// Made with the QP, so that the engine needs no memory to schedule it.
 struct ScheduleEntry {
+  explicit ScheduleEntry(Qp& qp) : ready{&qp} {
+    WaitingQps one;
+    one.emplace(WaitingQps::key_type{}, &qp);
+    waiting = one.extract(one.begin());
+  }
+
   Schedule schedule = Schedule::kIdle;
-  std::uint64_t due_ns = 0;  // when kWaiting or kWaitingDeferred
+  std::uint64_t due_ns = 0;       // when kWaiting or kWaitingDeferred
+  std::list<Qp*> ready;           // its entry of Engine::ready_ while it is not there
+  WaitingQps::node_type waiting;  // the same of Engine::waiting_
 };
 
 // Owned by Process. Thread-safe.
@@ -83,13 +95,14 @@ class Engine {
   void schedule(Qp& qp, bool ends_wait);
   void make_ready(Qp& qp) VERBATIM_REQUIRES(mutex_);
   void remove_from_backlog(Qp& qp) VERBATIM_REQUIRES(mutex_);
-  std::deque<Qp*>::iterator choose() VERBATIM_REQUIRES(mutex_);
+  std::list<Qp*>::iterator choose() VERBATIM_REQUIRES(mutex_);
   Qp* next();
   std::uint64_t next_quantum() const;
   void run(Qp& qp, EngineCounters* counters);  // nullptr: in a thread of the program
   void end_run(Qp& qp, Step step, std::uint64_t due_ns, std::uint64_t bytes_sent);
   void process_service_requests();
-  void remove_deferred_wait(Qp& qp) VERBATIM_REQUIRES(mutex_);
+  void end_wait(Qp& qp) VERBATIM_REQUIRES(mutex_);
+  void take_ready(std::list<Qp*>::iterator at) VERBATIM_REQUIRES(mutex_);
   void make_deferred_ready();
   void run_due_faults();
   std::uint64_t earliest_due() const VERBATIM_REQUIRES(mutex_);
@@ -109,9 +122,8 @@ class Engine {
   // The QP that was granted last, for each port with a rate
   std::array<std::uint32_t, kMaxDevices> last_qpn_ VERBATIM_GUARDED_BY(mutex_){};
   std::uint32_t releases_ VERBATIM_GUARDED_BY(mutex_) = 0;
-  std::deque<Qp*> ready_ VERBATIM_GUARDED_BY(mutex_);
-  // By due time and index: the order must not follow from addresses.
-  std::map<std::pair<std::uint64_t, std::uint32_t>, Qp*> waiting_ VERBATIM_GUARDED_BY(mutex_);
+  std::list<Qp*> ready_ VERBATIM_GUARDED_BY(mutex_);
+  WaitingQps waiting_ VERBATIM_GUARDED_BY(mutex_);
 };
 
 }  // namespace verbatim::softverbs

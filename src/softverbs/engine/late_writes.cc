@@ -18,6 +18,7 @@
 #include "softverbs/gpu/gpu.h"
 #include "softverbs/gpu/gpu_address.h"
 #include "softverbs/host/device_thread.h"
+#include "softverbs/host/with_memory.h"
 #include "softverbs/memory/copier.h"
 
 namespace verbatim::softverbs {
@@ -199,7 +200,9 @@ Status start_late_writes(Process& process) {
 
 CopyResult write_late(const ProcessView& target, Incarnation me, std::uint32_t device, Spans& from, Spans& to) {
   // Before any queue is locked: that may take long.
-  const auto bytes = std::make_unique_for_overwrite<std::byte[]>(from.total());
+  std::unique_ptr<std::byte[]> bytes;
+  if (!with_memory([&] { bytes = std::make_unique_for_overwrite<std::byte[]>(from.total()); }))
+    return CopyResult::kProcessDead;
   CopyResult result = read_source(from, bytes.get());
   Spans source;
   source.add(reinterpret_cast<std::uintptr_t>(bytes.get()), from.total());

@@ -41,7 +41,7 @@ inline LateQueue* late_queue(Segment& segment, std::uint32_t device, bool is_gpu
 
 // As copy_to(): `from` is memory of this process, `to` memory of `target`, which `device` of `target` writes. Writes to
 // memory of a kind without a queue are visible at once. The caller holds the lock of a QP of that device. kSourceFault:
-// `from` cannot be read.
+// `from` cannot be read. kProcessDead: also where memory runs out.
 CopyResult write_late(const ProcessView& target, Incarnation me, std::uint32_t device, Spans& from, Spans& to);
 
 // Makes visible what the device has written to memory of that kind, except what cannot be written any more. Where only

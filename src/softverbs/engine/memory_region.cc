@@ -124,6 +124,14 @@ struct GpuRegion {
   std::uint32_t number;
 };
 
+// Memory that is exported for a region until the region is made, or is not.
+struct Exported {
+  ~Exported() { withdraw_gpu_memory(segment, number); }
+
+  Segment& segment;
+  std::uint32_t number;
+};
+
 // Whether all bytes belong to allocations of that GPU: a range of addresses may consist of several.
 bool is_on_gpu(const GpuAllocation& first, std::uint64_t address, std::size_t length) {
   std::uint64_t end = round_up(first.start + first.bytes, kGpuPageBytes);
@@ -218,9 +226,10 @@ Result<Mr*> make_gpu_region(Context& context, ibv_pd* pd, const GpuAllocation& a
   Process& process = *context.process;
   const Result<GpuRegion> region = prepare_gpu_memory(process, allocation, address, length);
   if (!region) return region.error();
+  Exported exported{process.segment(), region->number};
   Result<Mr*> mr =
       make_region(context, pd, {.address = region->address, .gpu_memory = region->number}, length, iova, access);
-  if (!mr) withdraw_gpu_memory(process.segment(), region->number);
+  if (mr) exported.number = 0;
   return mr;
 }
 

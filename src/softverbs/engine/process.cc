@@ -26,6 +26,7 @@
 #include "softverbs/gpu/staging.h"
 #include "softverbs/host/device_attributes.h"
 #include "softverbs/host/traffic.h"
+#include "softverbs/host/with_memory.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -102,15 +103,15 @@ Result<Process*> Process::create() {
   if (process->link_) {
     if (Status opened = process->link_->start(); !opened) return opened.error();
   }
-  if (Status started = process->engine_.start(*process); !started) return started.error();
-  if (Status started = start_late_writes(*process); !started) {
-    process->engine_.stop();
-    process->registry_->leave();
-    static_cast<void>(process.release());  // threads of its engine may still use it
-    return started.error();
-  }
-  start_faults(segment, process->settings_, *process);
-  return process.release();
+  if (Status engine = process->engine_.start(*process); !engine) return engine.error();
+  Status started = start_late_writes(*process);
+  if (started && !with_memory([&] { start_faults(segment, process->settings_, *process); }))
+    started = system_error("start_faults", ENOMEM);
+  if (started) return process.release();
+  process->engine_.stop();
+  process->registry_->leave();
+  static_cast<void>(process.release());  // threads of its engine may still use it
+  return started.error();
 }
 
 Process::Process(const Settings& settings, std::unique_ptr<HostRegistry> registry, UniqueFd fd,
@@ -127,7 +128,9 @@ Process::Process(const Settings& settings, std::unique_ptr<HostRegistry> registr
       mrs_(fd_, offsetof(Segment, mrs), sizeof(SharedMr), kMaxMrs, objects(ObjectKind::kMr)),
       qp_pointers_(kMaxQps),
       link_(settings_.has_rate() ? std::make_unique<Link>(*registry_, settings_) : nullptr),
-      engine_(settings_, link_.get()) {}
+      engine_(settings_, link_.get()) {
+  if (!settings_.stats_file.empty()) destroyed_qps_.reserve(kRecordedQps);  // ibv_destroy_qp adds them without memory
+}
 
 void Process::leave_at_exit() {
   Process* process = joined();
@@ -135,7 +138,7 @@ void Process::leave_at_exit() {
   // A running step may hold shared locks. Once this process has left the registry, others would treat its locks as
   // those of a dead process.
   process->engine_.stop();
-  process->write_stats();
+  if (!with_memory([&] { process->write_stats(); })) process->report_unwritten_stats(ENOMEM);
   process->segment().closed.store(1, std::memory_order_release);
   process->registry_->leave();
 }
@@ -151,7 +154,11 @@ void Process::write_stats() {
   const UniqueFd file(::open(stats_file_name(settings_.stats_file, ::getpid()).c_str(),
                              O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, S_IRUSR | S_IWUSR));
   if (file && ::write(file.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return;
-  VERBATIM_WARN("SOFTVERBS_STATS=%s cannot be written: %s", settings_.stats_file.c_str(), std::strerror(errno));
+  report_unwritten_stats(errno);
+}
+
+void Process::report_unwritten_stats(int error) const {
+  VERBATIM_WARN("SOFTVERBS_STATS=%s cannot be written: %s", settings_.stats_file.c_str(), std::strerror(error));
 }
 
 void Process::record_counters(const Qp& qp) {
@@ -175,15 +182,17 @@ void Process::reset_in_child() {
 }
 
 void Process::apply_fault_commands() {
-  const std::optional<FaultCommand> command = registry_->next_fault_command();
-  if (!command) return;
-  std::variant<FaultScript, std::string> parsed = parse_faults(command->text);
-  if (const auto* script = std::get_if<FaultScript>(&parsed)) {
-    add_faults(*script);
-  } else {
-    VERBATIM_WARN("a fault command of tools/softverbs is refused: %s", std::get<std::string>(parsed).c_str());
-  }
-  registry_->acknowledge_fault_command(command->sequence);
+  static_cast<void>(with_memory([&] {
+    const std::optional<FaultCommand> command = registry_->next_fault_command();
+    if (!command) return;
+    std::variant<FaultScript, std::string> parsed = parse_faults(command->text);
+    if (const auto* script = std::get_if<FaultScript>(&parsed)) {
+      add_faults(*script);
+    } else {
+      VERBATIM_WARN("a fault command of tools/softverbs is refused: %s", std::get<std::string>(parsed).c_str());
+    }
+    registry_->acknowledge_fault_command(command->sequence);
+  }));
 }
 
 void count(Verb verb) {
@@ -215,6 +224,11 @@ void Process::publish(std::uint32_t index, Qp* qp) {
 
 std::shared_ptr<ProcessView> Process::find(const QpLocation& location) {
   if (location.incarnation == me()) return view_;
+  std::shared_ptr<ProcessView> found;
+  return with_memory([&] { found = find_peer(location); }) ? found : nullptr;
+}
+
+std::shared_ptr<ProcessView> Process::find_peer(const QpLocation& location) {
   MutexLock lock(peers_mutex_);
   std::weak_ptr<ProcessView>& cached = peers_[location.slot];
   if (std::shared_ptr<ProcessView> view = cached.lock(); view && view->incarnation() == location.incarnation)

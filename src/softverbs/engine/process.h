@@ -74,12 +74,13 @@ class Process final : private FaultActions {
   // Numbers the QPs of the process in the order of creation, from 1. Unlike QP numbers, these repeat in every run.
   std::uint32_t next_qp_ordinal() { return qps_created_.fetch_add(1, std::memory_order_relaxed) + 1; }
 
-  // Applies the fault command that tools/softverbs has sent to this process, if there is a new one.
+  // Applies the fault command that tools/softverbs has sent to this process, if there is a new one. Without memory it
+  // is left for the next call.
   void apply_fault_commands();
   // Keeps the counters of a QP that is being destroyed, for the statistics.
   void record_counters(const Qp& qp);
 
-  // The process that owns a QP; nullptr when it has ended.
+  // The process that owns a QP; nullptr when it has ended, or there is no memory to map its segment.
   std::shared_ptr<ProcessView> find(const QpLocation& location);
 
  private:
@@ -89,7 +90,9 @@ class Process final : private FaultActions {
   // Runs after the atexit() functions and the destructors of the program, which may still use devices.
   __attribute__((destructor)) static void leave_at_exit();
   static void reset_in_child();
+  std::shared_ptr<ProcessView> find_peer(const QpLocation& location);
   void write_stats();
+  void report_unwritten_stats(int error) const;
 
   void set_alarm(std::uint64_t due_ns) override;
   void raise_device_event(std::uint32_t device, ibv_event_type type) override;

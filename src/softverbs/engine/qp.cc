@@ -5,6 +5,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <list>
 
 #include "base/log.h"
 #include "softverbs/engine/call.h"
@@ -118,11 +119,11 @@ void report_unreachable_peer(const Qp& qp, std::uint32_t peer) {
   }
   if (is_unknown_reported.exchange(true)) return;
   VERBATIM_WARN(
-      "QP %u cannot reach its peer, QP %u: no process that shares %s with this one has that QP, or the peer has ended. "
-      "Processes see each other if they run on one host, as one user, with the same SOFTVERBS_NAMESPACE, and in one "
-      "PID namespace (container). Next: for several containers set SOFTVERBS_DIRECTORY to one directory that all of "
-      "them can write to (docker -v)",
-      qp.qp_num, peer, registry.directory().c_str());
+      "QP %u cannot reach its peer, QP %u: no process that shares %.*s with this one has that QP, or the peer has "
+      "ended. Processes see each other if they run on one host, as one user, with the same SOFTVERBS_NAMESPACE, and in "
+      "one PID namespace (container). Next: for several containers set SOFTVERBS_DIRECTORY to one directory that all "
+      "of them can write to (docker -v)",
+      qp.qp_num, peer, static_cast<int>(registry.directory().size()), registry.directory().data());
 }
 
 // Stores the given attributes. The caller holds execution and shared->lock.
@@ -226,8 +227,13 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
     qp->datagrams = std::make_unique<Datagrams>();
     qp->datagrams->addresses = std::make_unique<DatagramAddress[]>(qp->sends.mask + std::size_t{1});
   }
+  // Only a reliable connection can put packets that overtake each other in order again.
+  const bool is_deferring = limits.adaptive_routing && wanted.qp_type == IBV_QPT_RC;
+  if (is_deferring) qp->deferred.enable();
+  std::list<Qp*> listed{qp.get()};
   Result<std::uint32_t> index = process.qp_table().allocate(limits.max_qp);
   if (!index) return index.error();
+  // Nothing throws any more, because there is more to undo than memory.
   Result<std::uint32_t> qpn = process.registry().allocate_qpn(*index);
   if (!qpn) {
     process.qp_table().release(*index);
@@ -262,9 +268,7 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   qp->shared = &shared;
   qp->signal_all = wanted.sq_sig_all != 0;
   // Seeded by index: a program that repeats its steps gets the same order of payloads, whatever its QP numbers are.
-  // Only a reliable connection can put packets that overtake each other in order again.
-  if (limits.adaptive_routing && qp->qp_type == IBV_QPT_RC)
-    qp->deferred.enable(std::uint64_t{limits.seed} << 32 | *index);
+  if (is_deferring) qp->deferred.seed(std::uint64_t{limits.seed} << 32 | *index);
 
   static_cast<Pd*>(pd)->users.fetch_add(1, std::memory_order_relaxed);
   static_cast<Cq*>(wanted.send_cq)->users.fetch_add(1, std::memory_order_relaxed);
@@ -289,7 +293,7 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   process.publish(*index, qp.get());
   wanted.cap = qp->cap;
   MutexLock lock(context.objects_mutex);
-  context.qps.push_back(qp.get());
+  context.qps.splice(context.qps.end(), listed);
   return qp.release();
 }
 

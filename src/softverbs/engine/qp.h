@@ -43,7 +43,7 @@ struct Qp : Extensible<ibv_qp, ibv_qp_ex> {
   WorkBatch batch;
   std::unique_ptr<Datagrams> datagrams;  // of a UD QP
   ReceivePoster receives;
-  ScheduleEntry schedule;  // belongs to the engine
+  ScheduleEntry schedule{*this};  // belongs to the engine
 
   SharedLock execution;  // held while the send queue is executed or the state changes; taken before shared->lock
   Requester requester;

@@ -16,7 +16,6 @@ struct ReceivePoster {
   std::byte* entries = nullptr;
   std::uint32_t max_wr = 0;
   std::uint32_t max_sge = 0;
-  std::size_t bytes = 0;
   std::atomic<std::uint32_t> released{0};  // entries whose completion the program has read
   FutexMutex mutex;
 };

@@ -4,6 +4,7 @@
 #include <bit>
 #include <cerrno>
 #include <cstring>
+#include <list>
 
 #include "softverbs/engine/call.h"
 #include "softverbs/engine/events.h"
@@ -21,8 +22,7 @@ constexpr std::size_t entry_bytes(std::uint32_t max_sge) {
 Status make_receive_ring(Process& process, std::uint32_t max_wr, std::uint32_t max_sge, ReceiveRing& ring,
                          ReceivePoster& poster) {
   const std::uint32_t count = std::bit_ceil(std::max(max_wr, 1U));
-  const std::size_t bytes = count * entry_bytes(max_sge);
-  Result<std::uint64_t> offset = process.arena().allocate(bytes);
+  Result<std::uint64_t> offset = process.arena().allocate(count * entry_bytes(max_sge));
   if (!offset) return offset.error();
   ring.posted.store(0, std::memory_order_relaxed);
   ring.consumed.store(0, std::memory_order_relaxed);
@@ -33,13 +33,12 @@ Status make_receive_ring(Process& process, std::uint32_t max_wr, std::uint32_t m
   poster.entries = at_offset<std::byte>(process.segment(), *offset);
   poster.max_wr = max_wr;
   poster.max_sge = max_sge;
-  poster.bytes = bytes;
   poster.released.store(0, std::memory_order_relaxed);
   return {};
 }
 
 void free_receive_ring(Process& process, ReceivePoster& poster) {
-  if (poster.ring != nullptr) process.arena().release(poster.ring->ring, poster.bytes);
+  if (poster.ring != nullptr) process.arena().release(poster.ring->ring);
   poster.ring = nullptr;
 }
 
@@ -87,6 +86,7 @@ Result<Srq*> create_srq(Context& context, ibv_pd* pd, const ibv_srq_init_attr& a
     return system_error("create_srq", EINVAL);
   }
   auto srq = std::make_unique<Srq>();
+  std::list<Srq*> listed{srq.get()};
   Result<std::uint32_t> index = process.srq_table().allocate(limits.max_srq);
   if (!index) return index.error();
   srq->process = &process;
@@ -111,7 +111,7 @@ Result<Srq*> create_srq(Context& context, ibv_pd* pd, const ibv_srq_init_attr& a
   srq->shared->limit = 0;
   static_cast<Pd*>(pd)->users.fetch_add(1, std::memory_order_relaxed);
   MutexLock lock(context.objects_mutex);
-  context.srqs.push_back(srq.get());
+  context.srqs.splice(context.srqs.end(), listed);
   return srq.release();
 }
 

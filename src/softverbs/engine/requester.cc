@@ -13,6 +13,7 @@
 #include "softverbs/engine/late_writes.h"
 #include "softverbs/engine/responder.h"
 #include "softverbs/faults/faults.h"
+#include "softverbs/host/with_memory.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -89,11 +90,10 @@ bool consumes_receive_entry(const Packets& packets) {
 // The request at `sent`, for Faults.
 CurrentRequest current_request(Qp& qp) {
   Requester& requester = qp.requester;
-  if (!requester.faults) requester.faults = std::make_unique<QpFaults>();
   SendRequest& request = qp.sends.requests[requester.sent & qp.sends.mask];
   const bool is_last_posted = qp.sends.posted.load(std::memory_order_acquire) == requester.sent + 1;
   return {identity(qp),
-          *requester.faults,
+          requester.faults,
           requester.sent,
           request.opcode,
           request.flags,
@@ -103,9 +103,8 @@ CurrentRequest current_request(Qp& qp) {
 
 // The vendor error that a fault gives to the request at `position`, 0: none.
 std::uint32_t vendor_error(const Qp& qp, std::uint32_t position) {
-  const QpFaults* faults = qp.requester.faults.get();
-  const bool is_current = faults != nullptr && faults->is_evaluated && faults->position == position;
-  return is_current ? faults->message.vendor_error : 0;
+  const QpFaults& faults = qp.requester.faults;
+  return faults.is_evaluated && faults.position == position ? faults.message.vendor_error : 0;
 }
 
 // Decides about a step before it is sent. kDone: it may be sent. `local`: receives the sender's bytes.
@@ -122,7 +121,7 @@ Attempt check_step(Qp& qp, const SendRequest& request, const Packets& packets, S
     case SendDecision::kLater:
       return {Outcome::kLater};
     case SendDecision::kFailed:
-      return failed(qp.requester.faults->message.status);
+      return failed(qp.requester.faults.message.status);
   }
   return {};
 }
@@ -506,9 +505,14 @@ Step send_step(Qp& qp, std::uint64_t& quantum) {
   return Step::kIdle;
 }
 
+// What finds no memory has sent nothing: it counts as lost.
 Step advance_requests(Qp& qp, std::uint64_t& quantum) {
-  const std::optional<Step> step = prepare_to_send(qp);
-  return step ? *step : send_step(qp, quantum);
+  std::optional<Step> step;
+  const bool is_taken = with_memory([&] {
+    step = prepare_to_send(qp);
+    if (!step) step = send_step(qp, quantum);
+  });
+  return is_taken ? *step : on_lost(qp.requester, monotonic_ns());
 }
 
 }  // namespace

@@ -39,7 +39,7 @@ struct Requester {
   bool awaiting_timeout = false;  // an attempt got no response
   std::uint64_t busy_since_ns = 0;
   bool drain_event_pending = false;  // SQ_DRAINED must be raised when the queue is drained
-  std::unique_ptr<QpFaults> faults;  // created when a fault is first evaluated
+  QpFaults faults;
   // Attributes
   std::uint32_t timeout = 0;
   std::uint32_t retry_count = 0;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <list>
 #include <thread>
 
 #include "base/clock.h"
@@ -14,6 +15,7 @@
 #include "softverbs/engine/process.h"
 #include "softverbs/engine/qp.h"
 #include "softverbs/engine/receive_queue.h"
+#include "softverbs/host/with_memory.h"
 #include "softverbs/memory/gpu_copies.h"
 
 namespace verbatim::softverbs {
@@ -283,13 +285,16 @@ class Responder {
   }
 
   Response begin_copy(Spans& spans, bool consumes) {
-    CopiesInFlight& in_flight = copies_of(*packets_.sender);
-    in_flight.copies.begin(process_, CopyDirection::kToTarget, local_, spans, &packets_.sender->shared->sends,
-                           &qp_.arrivals);
-    in_flight.steps.push_back(packets_);
-    in_flight.steps.back().target_resets = qp_.resets;
-    if (consumes) ++in_flight.receives_consumed;
-    return Response::kBegun;
+    const bool is_begun = with_memory([&] {
+      CopiesInFlight& in_flight = copies_of(*packets_.sender);
+      std::list<Packets> step{packets_};
+      step.front().target_resets = qp_.resets;
+      in_flight.copies.begin(process_, CopyDirection::kToTarget, local_, spans, &packets_.sender->shared->sends,
+                             &qp_.arrivals);
+      in_flight.steps.splice(in_flight.steps.end(), step);
+      if (consumes) ++in_flight.receives_consumed;
+    });
+    return is_begun ? Response::kBegun : Response::kNoResponse;
   }
 
   Response execute_read() {

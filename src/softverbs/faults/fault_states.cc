@@ -72,27 +72,33 @@ bool FaultStates::is_unreachable(std::uint32_t device, pid_t peer_pid, std::uint
   });
 }
 
+FaultStates::Actions::node_type FaultStates::planned(const FaultClause& clause) {
+  Actions one;
+  return one.extract(one.emplace(0, Action{clause, false}));
+}
+
 void FaultStates::add(const FaultClause& clause) {
   if (clause.at_ns == 0) {
-    perform({clause, false});
+    perform(planned(clause));
   } else {
-    plan(later(monotonic_ns(), clause.at_ns), {clause, false});
+    plan(later(monotonic_ns(), clause.at_ns), planned(clause));
   }
 }
 
 void FaultStates::begin_at_once(const FaultClause& clause) {
   if (clause.kind == FaultKind::kDeviceFatal) {  // fails other QPs, and the caller must not wait for their locks
-    plan(monotonic_ns(), {clause, false});
+    plan(monotonic_ns(), planned(clause));
   } else {
-    perform({clause, false});
+    perform(planned(clause));
   }
 }
 
-void FaultStates::plan(std::uint64_t due_ns, const Action& action) {
+void FaultStates::plan(std::uint64_t due_ns, Actions::node_type action) {
   std::uint64_t first = 0;
+  action.key() = due_ns;
   {
     MutexLock lock(mutex_);
-    actions_.emplace(due_ns, action);
+    actions_.insert(std::move(action));
     first = actions_.begin()->first;
     active_.store(true, std::memory_order_release);
   }
@@ -102,21 +108,21 @@ void FaultStates::plan(std::uint64_t due_ns, const Action& action) {
 
 void FaultStates::serve() {
   for (;;) {
-    Action action;
+    Actions::node_type action;
     {
       MutexLock lock(mutex_);
       if (actions_.empty() || actions_.begin()->first > monotonic_ns()) {
         engine_.set_alarm(actions_.empty() ? kWithoutEnd : actions_.begin()->first);
         return;
       }
-      action = std::move(actions_.begin()->second);
-      actions_.erase(actions_.begin());
+      action = actions_.extract(actions_.begin());
     }
-    perform(action);
+    perform(std::move(action));
   }
 }
 
-void FaultStates::perform(const Action& action) {
+void FaultStates::perform(Actions::node_type performed) {
+  Action& action = performed.mapped();
   const FaultClause& clause = action.clause;
   {
     MutexLock lock(mutex_);
@@ -161,11 +167,12 @@ void FaultStates::perform(const Action& action) {
   }
   const bool is_link_up = clause.kind == FaultKind::kLinkUp || (clause.kind == FaultKind::kLinkDown && action.ends);
   if (is_link_up && renumbers_gids_) {
-    FaultClause gids_return;
-    gids_return.kind = FaultKind::kGidsReturn;
-    plan(later(monotonic_ns(), kAddressDelayNs), {gids_return, false});
+    action = {};
+    action.clause.kind = FaultKind::kGidsReturn;
+    plan(later(monotonic_ns(), kAddressDelayNs), std::move(performed));
   } else if (!action.ends && clause.for_ns != kWithoutEnd) {
-    plan(later(monotonic_ns(), clause.for_ns), {clause, true});
+    action.ends = true;
+    plan(later(monotonic_ns(), clause.for_ns), std::move(performed));
   } else {
     faults_.update_active();
   }
@@ -225,16 +232,14 @@ void FaultStates::return_addresses(std::uint64_t now, bool to_other_entries) {
     AbsentGids& absent = absent_[device];
     if (absent.gids.empty() || absent.due_ns > now) continue;
     const std::uint32_t behind = absent.gids.back().index + 1;
-    for (const AbsentGid& returning : std::exchange(absent.gids, {})) {
+    std::erase_if(absent.gids, [&](const AbsentGid& returning) {
       SharedPort& port = segment_.ports[device];
       const std::optional<std::uint32_t> index = find_empty_gid(port, to_other_entries ? behind : returning.index);
-      if (!index) {
-        absent.gids.push_back(returning);
-        continue;
-      }
+      if (!index) return false;
       change_gid(port, *index, returning.gid);
       engine_.raise_device_event(device, IBV_EVENT_GID_CHANGE);
-    }
+      return true;
+    });
   }
 }
 

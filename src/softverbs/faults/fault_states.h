@@ -46,7 +46,9 @@ class FaultStates {
         devices_(settings.devices),
         renumbers_gids_(settings.renumbers_gids && settings.ethernet),
         engine_(actions),
-        faults_(faults) {}
+        faults_(faults) {
+    for (AbsentGids& absent : absent_) absent.gids.reserve(kGidTableLength);
+  }
 
   // Begins the fault now, or at the clause's time.
   void add(const FaultClause& clause);
@@ -67,6 +69,7 @@ class FaultStates {
     FaultClause clause;
     bool ends;
   };
+  using Actions = std::multimap<std::uint64_t, Action>;  // by time
 
   // The addresses that the GID table of a port has lost with its link.
   struct AbsentGid {
@@ -78,8 +81,10 @@ class FaultStates {
     std::uint64_t due_ns = kWithoutEnd;  // when they return; kWithoutEnd: the link is down
   };
 
-  void plan(std::uint64_t due_ns, const Action& action) VERBATIM_EXCLUDES(mutex_);
-  void perform(const Action& action) VERBATIM_EXCLUDES(mutex_);
+  static Actions::node_type planned(const FaultClause& clause);
+  void plan(std::uint64_t due_ns, Actions::node_type action) VERBATIM_EXCLUDES(mutex_);
+  // What follows is planned with the memory of the action: a fault that has begun ends.
+  void perform(Actions::node_type performed) VERBATIM_EXCLUDES(mutex_);
   void set_link(std::uint32_t device, bool down) VERBATIM_REQUIRES(mutex_);
   void set_gid(const FaultClause& clause) VERBATIM_REQUIRES(mutex_);
   void remove_addresses(std::uint32_t device) VERBATIM_REQUIRES(mutex_);
@@ -94,7 +99,7 @@ class FaultStates {
   FaultActions& engine_;
   Faults& faults_;
   mutable Mutex mutex_;
-  std::multimap<std::uint64_t, Action> actions_ VERBATIM_GUARDED_BY(mutex_);  // by time
+  Actions actions_ VERBATIM_GUARDED_BY(mutex_);
   std::vector<FaultClause> partitions_ VERBATIM_GUARDED_BY(mutex_);
   std::array<AbsentGids, kMaxDevices> absent_ VERBATIM_GUARDED_BY(mutex_);  // by device
   std::atomic<bool> active_{false};

@@ -156,9 +156,6 @@ void Faults::apply(const CurrentRequest& request, const FaultClause& clause, Mes
 MessageFaults& Faults::evaluated(const CurrentRequest& request) {
   QpFaults& state = request.faults;
   if (state.is_evaluated && state.position == request.position) return state.message;
-  state.is_evaluated = true;
-  state.position = request.position;
-  state.message = {};
   std::vector<FaultClause> beginning;
   {
     MutexLock lock(mutex_);
@@ -167,6 +164,12 @@ MessageFaults& Faults::evaluated(const CurrentRequest& request) {
       state.seen.clear();
     }
     state.seen.resize(rules_.size());
+    beginning.reserve(static_cast<std::size_t>(
+        std::count_if(rules_.begin(), rules_.end(), [](const Rule& rule) { return rule.clause.after != 0; })));
+    // Memory has not run out: no clause counts the message twice.
+    state.is_evaluated = true;
+    state.position = request.position;
+    state.message = {};
     for (std::size_t index = 0; index < rules_.size(); ++index) {
       Rule& rule = rules_[index];
       if (!matches(rule.clause, request)) continue;

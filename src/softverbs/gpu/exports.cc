@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstring>
 #include <map>
+#include <memory>
 
 #include "base/unique_fd.h"
 #include "softverbs/host/inherited.h"
@@ -30,8 +31,16 @@ struct Exports {
   }
 };
 
-// Never destroyed: destructors of the program may still deregister memory.
-std::atomic<Exports*> g_exports{new Exports};
+// Made at the first export, because a forked child may have no memory for a new one. Never destroyed: destructors of
+// the program may still deregister memory.
+std::atomic<Exports*> g_exports{nullptr};
+
+Exports& made_exports() {
+  Exports* known = g_exports.load(std::memory_order_acquire);
+  if (known != nullptr) return *known;
+  auto made = std::make_unique<Exports>();
+  return g_exports.compare_exchange_strong(known, made.get(), std::memory_order_acq_rel) ? *made.release() : *known;
+}
 
 // Fills in how peers map the memory. False: it cannot be exported.
 bool describe(const cuda::Driver& driver, const GpuAllocation& allocation, GpuMemoryHandle& memory, UniqueFd& fd) {
@@ -86,7 +95,7 @@ std::optional<GpuMemoryHandle> exported_gpu_memory(const Segment& segment, std::
 }
 
 std::uint32_t export_gpu_memory(Segment& segment, const GpuAllocation& allocation) {
-  Exports& exports = *g_exports.load(std::memory_order_acquire);
+  Exports& exports = made_exports();
   const MutexLock lock(exports.mutex);
   for (auto& [index, known] : exports.by_index) {
     if (known.id != allocation.id) continue;
@@ -103,24 +112,24 @@ std::uint32_t export_gpu_memory(Segment& segment, const GpuAllocation& allocatio
   memory.gpu = allocation.gpu;
   memory.start = allocation.start;
   memory.bytes = allocation.bytes;
-  publish(segment.gpu_memories[index], memory, ++exports.last_serial);
   exports.by_index.emplace(index, Export{allocation.id, 1, std::move(fd)});
+  publish(segment.gpu_memories[index], memory, ++exports.last_serial);
   return index + 1;
 }
 
 void withdraw_gpu_memory(Segment& segment, std::uint32_t number) {
-  if (number == 0) return;
-  Exports& exports = *g_exports.load(std::memory_order_acquire);
-  const MutexLock lock(exports.mutex);
-  const auto found = exports.by_index.find(number - 1);
-  if (found == exports.by_index.end() || --found->second.users != 0) return;
+  Exports* const exports = g_exports.load(std::memory_order_acquire);
+  if (number == 0 || exports == nullptr) return;
+  const MutexLock lock(exports->mutex);
+  const auto found = exports->by_index.find(number - 1);
+  if (found == exports->by_index.end() || --found->second.users != 0) return;
   segment.gpu_memories[number - 1].serial.store(0, std::memory_order_release);
-  exports.by_index.erase(found);
+  exports->by_index.erase(found);
 }
 
 void forget_exports_of_parent() {
   // A thread of the parent may have held the lock, so the descriptors stay open until the child ends.
-  keep_inherited(g_exports.exchange(new Exports, std::memory_order_acq_rel));
+  keep_inherited(g_exports.exchange(nullptr, std::memory_order_acq_rel));
 }
 
 }  // namespace verbatim::softverbs

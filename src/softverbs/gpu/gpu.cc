@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <memory>
 #include <utility>
 
 #include "base/clock.h"
@@ -90,19 +91,16 @@ Result<Gpu*> Gpu::open(std::uint32_t number) {
       status != cuda::kSuccess) {
     return refused("cuDevicePrimaryCtxRetain", *driver, status);
   }
+  std::unique_ptr<Gpu> gpu(new Gpu(*driver, context));
   if (const cuda::Status status = driver->context_push(context); status != cuda::kSuccess) {
     return refused("cuCtxPushCurrent", *driver, status);
   }
-  Gpu* const gpu = new Gpu(*driver, context);
   const Status prepared = gpu->prepare();
   cuda::Context popped = nullptr;
   driver->context_pop(&popped);
-  if (!prepared) {
-    delete gpu;
-    return prepared.error();
-  }
-  g_gpus[number].store(gpu, std::memory_order_release);
-  return gpu;
+  if (!prepared) return prepared.error();
+  g_gpus[number].store(gpu.get(), std::memory_order_release);
+  return gpu.release();
 }
 
 void Gpu::forget_those_of_parent() {

@@ -59,7 +59,7 @@ class Gpu {
   static constexpr std::uint32_t kLanes = 8;
   static constexpr std::uint32_t kEvents = 512;
 
-  Gpu(const cuda::Driver& cuda, cuda::Context context) : cuda_(cuda), context_(context) {}
+  Gpu(const cuda::Driver& cuda, cuda::Context context) : cuda_(cuda), context_(context) { events_.reserve(kEvents); }
   Status prepare();
 
   const cuda::Driver& cuda_;

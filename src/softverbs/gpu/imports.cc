@@ -16,6 +16,7 @@
 #include "softverbs/gpu/exports.h"
 #include "softverbs/host/device_thread.h"
 #include "softverbs/host/inherited.h"
+#include "softverbs/host/with_memory.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -125,10 +126,9 @@ class Importer {
     if (serial == 0) return nullptr;
     const Key key{owner.incarnation(), number, serial, gpu};
     const MutexLock lock(mutex_);
-    const auto [entry, is_new] = entries_.try_emplace(key);
-    if (!is_new) return entry->second.memory;
-    entry->second.owner = owner.shared_from_this();
-    wanted_.push_back(key);
+    if (const auto known = entries_.find(key); known != entries_.end()) return known->second.memory;
+    wanted_.push_back(key);  // first: one without an entry is ignored
+    entries_.emplace(key, Entry{owner.shared_from_this(), nullptr});
     changed_.notify_one();
     return nullptr;
   }
@@ -138,8 +138,11 @@ class Importer {
     std::vector<std::shared_ptr<const Mapped>> withdrawn;
     for (;;) {
       wait(!withdrawn.empty());
-      while (const std::optional<Wanted> wanted = next()) add(wanted->key, import(*wanted));
-      take_withdrawn(withdrawn);
+      // Without memory a mapping is not made, or ends at the next turn.
+      static_cast<void>(with_memory([&] {
+        while (const std::optional<Wanted> wanted = next()) add(wanted->key, import(*wanted));
+        take_withdrawn(withdrawn);
+      }));
       // Copies may still use a mapping. It must end in this thread.
       std::erase_if(withdrawn, [](const std::shared_ptr<const Mapped>& memory) { return memory.use_count() <= 1; });
     }

@@ -16,6 +16,7 @@
 #include "softverbs/gpu/gpu.h"
 #include "softverbs/host/device_thread.h"
 #include "softverbs/host/inherited.h"
+#include "softverbs/host/with_memory.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -50,9 +51,12 @@ class GpuCopier {
     std::uint64_t idle_since = monotonic_ns();
     for (;;) {
       const std::uint32_t wake_count = shared_.wake_counter.load(std::memory_order_seq_cst);
-      const bool has_begun = begin_requested();
-      end_copied();
-      if (has_begun || !copies_.empty()) {
+      bool has_begun = false;
+      const bool has_memory = with_memory([&] {
+        has_begun = begin_requested();
+        end_copied();
+      });
+      if (has_begun || !copies_.empty() || !has_memory) {
         idle_since = monotonic_ns();
       } else if (monotonic_ns() - idle_since < kIdleSpinNs) {
         sched_yield();
@@ -65,6 +69,8 @@ class GpuCopier {
 
  private:
   struct Copy {
+    Copy(StagingBuffer* taken, std::uint32_t number) : buffer(taken), serial(number) {}
+
     StagingBuffer* buffer;
     std::uint32_t serial;
     GpuTransfer transfer;
@@ -91,10 +97,10 @@ class GpuCopier {
 
   // False: no event is free; the request stays in the queue.
   bool begin(const GpuCopyRequest& request) {
-    Copy copy{&registry_.gpu_staging().buffers[request.buffer], request.serial, {}};
+    // Before anything changes: it may throw.
+    Copy& copy = copies_.emplace_back(&registry_.gpu_staging().buffers[request.buffer], request.serial);
     if (!change(*copy.buffer, request.serial, StagingState::kRequested, StagingState::kCopying)) {
       copy.has_ended = true;  // it was cancelled
-      copies_.push_back(std::move(copy));
       return true;
     }
     // Orders this copy behind what earlier users did with the buffer, also for ThreadSanitizer, which does not see the
@@ -113,9 +119,9 @@ class GpuCopier {
       if (!change(*copy.buffer, copy.serial, StagingState::kCopying, StagingState::kRequested)) {
         end(copy, StagingState::kCopyFailed);  // it was abandoned
       }
+      copies_.pop_back();
       return false;
     }
-    copies_.push_back(std::move(copy));
     return true;
   }
 

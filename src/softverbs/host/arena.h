@@ -20,15 +20,17 @@ class Arena {
     free_.emplace(kArenaOffset, kArenaBytes);
   }
 
+  // ENOMEM, ENOSPC: there is no memory.
   Result<std::uint64_t> allocate(std::size_t bytes);
-  void release(std::uint64_t offset, std::size_t bytes);
+  void release(std::uint64_t offset);
 
  private:
-  void insert(std::uint64_t offset, std::size_t bytes) VERBATIM_REQUIRES(mutex_);
+  using Ranges = std::map<std::uint64_t, std::size_t>;  // offset to size
 
   const UniqueFd& fd_;
   Mutex mutex_;
-  std::map<std::uint64_t, std::size_t> free_ VERBATIM_GUARDED_BY(mutex_);  // offset to size; adjacent ranges are merged
+  Ranges free_ VERBATIM_GUARDED_BY(mutex_);  // adjacent ranges are merged
+  Ranges used_ VERBATIM_GUARDED_BY(mutex_);  // their release needs no memory
 };
 
 }  // namespace verbatim::softverbs

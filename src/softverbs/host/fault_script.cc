@@ -396,7 +396,6 @@ std::optional<std::string> read_word(const Form& form, std::string_view word, Fa
 
 std::variant<FaultClause, std::string> parse_clause(std::string_view text) {
   FaultClause clause;
-  clause.text = text;
   clause.count = kNotGiven;
   if (text.starts_with("seed=")) {
     clause.kind = FaultKind::kSeed;

@@ -68,7 +68,6 @@ enum class QpChoice : std::uint8_t {
 
 struct FaultClause {
   FaultKind kind{};
-  std::string text;  // as in the script
 
   // The messages that the clause matches.
   std::uint32_t opcodes = ~kReceiveBit;  // bits 1 << ibv_wr_opcode

@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "softverbs/host/abandoned_files.h"
 #include "softverbs/host/traffic.h"
+#include "softverbs/host/with_memory.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -175,10 +176,11 @@ void HostRegistry::free_slot(ProcessSlot& slot) {
   std::atomic<std::uint32_t>& departures = shared().departures;
   departures.store(departures.load(std::memory_order_relaxed) | 1U, std::memory_order_release);
   if (is_linked()) {
-    if (const Result<Mapping> segment = map_segment(segment_name(owner)); segment) {
+    path_.assign(name_).append(".").append(std::to_string(owner));
+    if (const Result<Mapping> segment = map_segment(path_); segment) {
       add_traffic(shared().ended_traffic, *segment->as<Segment>());
     }
-    ::unlink(segment_name(owner).c_str());
+    ::unlink(path_.c_str());
   }
   for (QpnEntry& entry : shared().qpns) {
     const std::uint64_t key = entry.key.load(std::memory_order_relaxed);
@@ -204,7 +206,8 @@ void HostRegistry::leave() {
   free_slot(shared().slots[slot_]);
   set_slot_lock(fd_.get(), slot_, F_UNLCK);
   reap_dead_processes();
-  remove_abandoned_files(name_);
+  // Without memory they are left for the next process that starts or ends.
+  static_cast<void>(with_memory([&] { remove_abandoned_files(name_); }));
   for (const ProcessSlot& slot : shared().slots) {
     if (slot.incarnation.load(std::memory_order_relaxed) != 0) return;
   }

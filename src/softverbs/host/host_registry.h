@@ -65,7 +65,7 @@ class HostRegistry {
   HostRegistry& operator=(const HostRegistry&) = delete;
 
   // Frees the slot and the QP numbers, unlinks the segment, and the registry too when no process is left and the clock
-  // is not held. Has no effect after the first call.
+  // is not held. Has no effect after the first call. Needs no memory.
   void leave();
 
   Incarnation me() const { return me_; }
@@ -79,7 +79,7 @@ class HostRegistry {
   // Whether this process and the owner of the QP can send to each other. The answer is the same at both.
   Reach reach(std::uint32_t qpn) const;
   bool shares_pid_namespace(std::uint32_t slot) const;  // false when it is unknown
-  std::string directory() const { return name_.substr(0, name_.rfind('/')); }
+  std::string_view directory() const { return std::string_view(name_).substr(0, name_.rfind('/')); }
 
   // A fault script sent to this process that it has not acknowledged yet.
   std::optional<FaultCommand> next_fault_command() const;
@@ -109,7 +109,10 @@ class HostRegistry {
   class FileLock;
 
   HostRegistry(std::string name, UniqueFd fd, Mapping mapping)
-      : name_(std::move(name)), fd_(std::move(fd)), mapping_(std::move(mapping)) {}
+      : name_(std::move(name)), fd_(std::move(fd)), mapping_(std::move(mapping)) {
+    constexpr std::size_t kMaxDigits = 10;
+    path_.reserve(name_.size() + 1 + kMaxDigits);
+  }
 
   Registry& shared() const { return *mapping_.as<Registry>(); }
   Status join(const Settings& settings);
@@ -125,6 +128,7 @@ class HostRegistry {
   Incarnation me_ = 0;  // 0: not joined
   std::uint32_t slot_ = 0;
   bool has_left_ VERBATIM_GUARDED_BY(mutex_) = false;
+  std::string path_ VERBATIM_GUARDED_BY(mutex_);  // of a segment: leave() needs no memory for it
   Mutex mutex_;  // excludes threads of this process: flock() belongs to the open file, which they share
 };
 

@@ -317,6 +317,7 @@ bool read_pci(std::vector<std::string>& addresses) {
     return shape == '0' ? (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f') : c == shape;
   };
   std::istringstream list(given);
+  list.exceptions(std::ios::badbit);  // else a list would end where memory runs out
   for (std::string address; std::getline(list, address, ',');) {
     for (char& c : address) c = c >= 'A' && c <= 'F' ? static_cast<char>(c - 'A' + 'a') : c;
     if (address.size() != kShape.size() || !std::equal(address.begin(), address.end(), kShape.begin(), fits)) {

@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
+#include <vector>
 
 #include "base/mutex.h"
 #include "base/result.h"
@@ -21,28 +21,31 @@ class SharedTable {
               ObjectCounters& counters)
       : fd_(fd), offset_(offset), entry_bytes_(entry_bytes), capacity_(capacity), counters_(counters) {}
 
-  // ENOMEM: `limit` entries are in use.
+  // ENOMEM: `limit` entries are in use. Throws where memory runs out, and has changed nothing then.
   Result<std::uint32_t> allocate(std::uint32_t limit) {
     MutexLock lock(mutex_);
-    if (used_ >= limit || used_ >= capacity_) return system_error("table", ENOMEM);
+    const std::uint32_t used = next_ - released_;
+    if (used >= limit || used >= capacity_) return system_error("table", ENOMEM);
     std::uint32_t index = next_;
-    if (released_.size() > kReuseDelayEntries || next_ == capacity_) {
-      index = released_.front();
-      released_.pop_front();
+    if (released_ > kReuseDelayEntries || next_ == capacity_) {
+      index = first_released_;
+      first_released_ = released_behind_[index];
+      --released_;
     } else {
+      released_behind_.resize(index + std::size_t{1});
       if (Status backed = ensure_backing(index); !backed) return backed.error();
       ++next_;
       counters_.table_end.store(next_, std::memory_order_release);
     }
-    ++used_;
     counters_.count_created();
     return index;
   }
 
+  // Needs no memory.
   void release(std::uint32_t index) {
     MutexLock lock(mutex_);
-    released_.push_back(index);
-    --used_;
+    (released_++ == 0 ? first_released_ : released_behind_[last_released_]) = index;
+    last_released_ = index;
     counters_.count_destroyed();
   }
 
@@ -53,7 +56,7 @@ class SharedTable {
   }
 
  private:
-  static constexpr std::size_t kReuseDelayEntries = 64;
+  static constexpr std::uint32_t kReuseDelayEntries = 64;
 
   Status ensure_backing(std::uint32_t index) VERBATIM_REQUIRES(mutex_) {
     const std::size_t end = offset_ + (index + 1) * entry_bytes_;
@@ -72,9 +75,12 @@ class SharedTable {
   ObjectCounters& counters_;
   Mutex mutex_;
   std::uint32_t next_ VERBATIM_GUARDED_BY(mutex_) = 0;
-  std::uint32_t used_ VERBATIM_GUARDED_BY(mutex_) = 0;
   std::size_t backed_end_ VERBATIM_GUARDED_BY(mutex_) = 0;
-  std::deque<std::uint32_t> released_ VERBATIM_GUARDED_BY(mutex_);
+  // The queue of the released indices.
+  std::uint32_t released_ VERBATIM_GUARDED_BY(mutex_) = 0;
+  std::uint32_t first_released_ VERBATIM_GUARDED_BY(mutex_) = 0;
+  std::uint32_t last_released_ VERBATIM_GUARDED_BY(mutex_) = 0;
+  std::vector<std::uint32_t> released_behind_ VERBATIM_GUARDED_BY(mutex_);  // by index: the next one in the queue
 };
 
 }  // namespace verbatim::softverbs

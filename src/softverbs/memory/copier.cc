@@ -53,7 +53,6 @@ struct CopierThread {
 
 void* run_copier(void* argument) {
   const CopierThread thread = *static_cast<CopierThread*>(argument);
-  delete static_cast<CopierThread*>(argument);
   SharedCopier& shared = *thread.shared;
   for (;;) {
     const std::uint32_t wake_count = shared.wake_counter.load(std::memory_order_seq_cst);
@@ -146,10 +145,10 @@ void start_copier_if_wanted(Segment& segment, Arena& arena, int segment_fd) {
   Result<std::uint64_t> buffers = arena.allocate(kCopySlots * kBufferBytes);
   if (!buffers) return;
   shared.buffers = *buffers;
-  auto* const argument = new CopierThread{&shared, segment_fd};
-  if (start_thread("softverbs-copy", run_copier, argument) != 0) {
-    delete argument;
-    arena.release(shared.buffers, kCopySlots * kBufferBytes);
+  static CopierThread thread;  // of a process there is only one
+  thread = {&shared, segment_fd};
+  if (start_thread("softverbs-copy", run_copier, &thread) != 0) {
+    arena.release(shared.buffers);
     return;
   }
   shared.ready.store(1, std::memory_order_release);

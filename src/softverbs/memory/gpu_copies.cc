@@ -4,8 +4,11 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
+#include <utility>
 
 #include "base/clock.h"
+#include "softverbs/host/with_memory.h"
 
 namespace verbatim::softverbs {
 namespace {
@@ -36,21 +39,22 @@ GpuCopies::~GpuCopies() {
 
 void GpuCopies::begin(const ProcessView& target, CopyDirection direction, Spans& local, Spans& remote,
                       CopyProgress* sends, CopyProgress* arrivals) {
-  Copy& copy = copies_.emplace_back();
+  Copy copy;
   copy.target = target.shared_from_this();
   copy.bytes = local.total();
   copy.sends = sends;
   copy.arrivals = arrivals;
-  for (CopyProgress* progress : {sends, arrivals}) {
-    if (progress == nullptr) continue;
-    progress->copier.store(registry_.me(), std::memory_order_relaxed);
-    progress->begun.fetch_add(1, std::memory_order_seq_cst);
-  }
-  bytes_ += copy.bytes;
   if (direction == CopyDirection::kToTarget) {
     add_pieces(copy, local, remote, direction, remote.gpu_memory());
   } else {
     add_pieces(copy, remote, local, direction, remote.gpu_memory());
+  }
+  copies_.push_back(std::move(copy));
+  bytes_ += copies_.back().bytes;
+  for (CopyProgress* progress : {sends, arrivals}) {
+    if (progress == nullptr) continue;
+    progress->copier.store(registry_.me(), std::memory_order_relaxed);
+    progress->begun.fetch_add(1, std::memory_order_seq_cst);
   }
 }
 
@@ -359,12 +363,16 @@ void GpuCopies::cancel() {
 }
 
 CopyResult copy_gpu_memory(const ProcessView& target, CopyDirection direction, Spans& local, Spans& remote) {
-  GpuCopies copies(target.registry(), true);
-  copies.begin(target, direction, local, remote, nullptr, nullptr);
+  std::optional<GpuCopies> copies;
+  const bool is_begun = with_memory([&] {
+    copies.emplace(target.registry(), true);
+    copies->begin(target, direction, local, remote, nullptr, nullptr);
+  });
+  if (!is_begun) return CopyResult::kProcessDead;
   const std::uint64_t end = monotonic_ns() + kTimeoutNs;
   for (unsigned turn = 0;; ++turn) {
-    copies.advance();
-    switch (copies.oldest()) {
+    copies->advance();
+    switch (copies->oldest()) {
       case GpuCopies::State::kRunning:
         break;
       case GpuCopies::State::kDone:

@@ -31,7 +31,7 @@ class GpuCopies {
   GpuCopies& operator=(const GpuCopies&) = delete;
 
   // Begins a copy of as many bytes as `local` has. `target`: the process of `remote`. `arrivals`: of the target's QP;
-  // nullptr: nobody waits for the copy.
+  // nullptr: nobody waits for the copy. Throws where memory runs out, and has changed nothing then.
   void begin(const ProcessView& target, CopyDirection direction, Spans& local, Spans& remote, CopyProgress* sends,
              CopyProgress* arrivals);
   // Moves every copy as far as it can go now. Never waits.
@@ -144,7 +144,7 @@ class GpuCopies {
   bool lacks_buffer_ = false;  // an earlier piece got no buffer
 };
 
-// Executes one copy and waits for its end.
+// Executes one copy and waits for its end. kProcessDead: also where memory runs out.
 CopyResult copy_gpu_memory(const ProcessView& target, CopyDirection direction, Spans& local, Spans& remote);
 
 }  // namespace verbatim::softverbs
