@@ -33,10 +33,14 @@ Result<std::uint64_t> Arena::allocate(std::size_t bytes) {
 }
 
 void Arena::release(std::uint64_t offset) {
-  MutexLock lock(mutex_);
-  Ranges::node_type used = used_.extract(offset);
+  Ranges::node_type used;
+  {
+    MutexLock lock(mutex_);
+    used = used_.extract(offset);
+  }
   ::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
               static_cast<off_t>(used.mapped()));
+  MutexLock lock(mutex_);
   auto range = free_.insert(std::move(used)).position;
   const auto next = std::next(range);
   if (next != free_.end() && range->first + range->second == next->first) {
