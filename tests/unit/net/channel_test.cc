@@ -21,6 +21,7 @@
 
 #include "base/clock.h"
 #include "base/socket.h"
+#include "support/loopback.h"
 
 namespace verbatim {
 namespace {
@@ -29,15 +30,6 @@ using Change = Channel::Change;
 using wire::MessageType;
 
 constexpr std::uint64_t kMs = kNanosecondsPerMillisecond;
-
-// 127.0.0.`number`, which Linux has on its loopback interface.
-sockaddr_storage loopback(std::size_t number) {
-  sockaddr_storage address{};
-  auto& v4 = reinterpret_cast<sockaddr_in&>(address);
-  v4.sin_family = AF_INET;
-  v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK - 1 + static_cast<std::uint32_t>(number));
-  return address;
-}
 
 // Ends the TCP connection with an error at both ends.
 void reset(const UniqueFd& socket) {
@@ -51,7 +43,7 @@ class ChannelTest : public ::testing::Test {
   void SetUp() override {
     ASSERT_TRUE(loop_.open());
     for (std::size_t i = 0; i < peers_.size(); ++i) {
-      Result<UniqueFd> socket = tcp_listen(loopback(i + 1));
+      Result<UniqueFd> socket = tcp_listen(test::loopback(static_cast<std::uint32_t>(i + 1)));
       ASSERT_TRUE(socket);
       peers_[i] = std::move(*socket);
       addresses_.push_back(wire::to_address(*local_address(peers_[i])));
@@ -536,7 +528,7 @@ class ChannelPair : public ::testing::Test {
       end = std::make_unique<End>();
       ASSERT_TRUE(end->loop.open());
       for (std::size_t i = 0; i < end->listening.size(); ++i) {
-        Result<UniqueFd> socket = tcp_listen(loopback(i + 1));
+        Result<UniqueFd> socket = tcp_listen(test::loopback(static_cast<std::uint32_t>(i + 1)));
         ASSERT_TRUE(socket);
         end->listening[i] = std::move(*socket);
         end->addresses.push_back(wire::to_address(*local_address(end->listening[i])));

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "channel/hello_limits.h"
+#include "support/loopback.h"
 
 namespace verbatim {
 namespace {
@@ -19,11 +20,7 @@ constexpr auto kLimit = std::chrono::seconds(20);
 class DialTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    sockaddr_storage loopback{};
-    auto& v4 = reinterpret_cast<sockaddr_in&>(loopback);
-    v4.sin_family = AF_INET;
-    v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    Result<UniqueFd> socket = tcp_listen(loopback);
+    Result<UniqueFd> socket = tcp_listen(test::loopback());
     ASSERT_TRUE(socket);
     listener_ = std::move(*socket);
     dial_.emplace(*local_address(listener_), sockaddr_storage{}, UINT64_MAX);

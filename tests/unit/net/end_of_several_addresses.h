@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "one_end.h"
+#include "support/loopback.h"
 
 namespace verbatim {
 
@@ -20,7 +21,7 @@ class EndOfSeveralAddresses : public OneEnd {
   void start_with_addresses(std::size_t device) {
     ASSERT_NO_FATAL_FAILURE(start(device));
     ASSERT_TRUE(listener_->add(wire::Secret{1}));  // for attempts of the test
-    Result<UniqueFd> second = tcp_listen(loopback(2));
+    Result<UniqueFd> second = tcp_listen(test::loopback(2));
     ASSERT_TRUE(second);
     second_ = std::move(*second);
   }

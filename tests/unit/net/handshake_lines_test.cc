@@ -25,6 +25,7 @@
 #include "child_lines.h"
 #include "connected_comms.h"
 #include "support/child.h"
+#include "support/loopback.h"
 #include "support/refusal.h"
 #include "wire/handle.h"
 
@@ -246,11 +247,7 @@ TEST(HandshakeFailureLine, ConnectNotContinued_TimesOut) {
 class Service {
  public:
   Service() {
-    sockaddr_storage any{};
-    auto& loopback = reinterpret_cast<sockaddr_in&>(any);
-    loopback.sin_family = AF_INET;
-    loopback.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    Result<UniqueFd> listening = tcp_listen(any);
+    Result<UniqueFd> listening = tcp_listen(test::loopback());
     EXPECT_TRUE(listening);
     if (listening) listener_ = std::move(*listening);
   }

@@ -16,20 +16,13 @@
 #include "base/socket.h"
 #include "channel/hello_limits.h"
 #include "support/log_capture.h"
+#include "support/loopback.h"
 #include "wire/limits.h"
 
 namespace verbatim {
 namespace {
 
 constexpr auto kListenerTimeout = std::chrono::seconds(20);
-
-sockaddr_storage loopback() {
-  sockaddr_storage address{};
-  auto& v4 = reinterpret_cast<sockaddr_in&>(address);
-  v4.sin_family = AF_INET;
-  v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  return address;
-}
 
 wire::Hello hello_with(const wire::Secret& secret) {
   static std::uint64_t attempts = 0;
@@ -48,7 +41,7 @@ class ListenerTest : public ::testing::Test {
     ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &descriptors), 0);
     descriptors.rlim_cur = descriptors.rlim_max;  // tests below hold both ends of many connections
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &descriptors), 0);
-    listener_ = std::make_unique<Listener>(loopback());
+    listener_ = std::make_unique<Listener>(test::loopback());
     mine_.fill(1);
     const Result<sockaddr_storage> address = listener_->add(mine_);
     ASSERT_TRUE(address);

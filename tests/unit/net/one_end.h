@@ -20,6 +20,7 @@
 #include "connected_comms.h"
 #include "net/monitor/monitor.h"
 #include "support/log_capture.h"
+#include "support/loopback.h"
 
 namespace verbatim {
 
@@ -29,8 +30,8 @@ class OneEnd : public ::testing::Test {
   // The end uses the ports of this device.
   void start(std::size_t device) {
     ASSERT_NO_FATAL_FAILURE(link_.connect(device, device));
-    listener_ = std::make_unique<Listener>(loopback(1));
-    Result<UniqueFd> listening = tcp_listen(loopback(1));
+    listener_ = std::make_unique<Listener>(test::loopback());
+    Result<UniqueFd> listening = tcp_listen(test::loopback());
     ASSERT_TRUE(listening);
     listening_ = std::move(*listening);
     Result<std::unique_ptr<Monitor>> monitor = Monitor::start({}, {.state_socket = state_});
@@ -41,15 +42,6 @@ class OneEnd : public ::testing::Test {
   void TearDown() override {
     if (watched_ && comm_ != nullptr) monitor_->unwatch(*comm_);
     monitor_.reset();
-  }
-
-  // 127.0.0.`number`, which Linux has on its loopback interface.
-  static sockaddr_storage loopback(std::uint32_t number) {
-    sockaddr_storage address{};
-    auto& v4 = reinterpret_cast<sockaddr_in&>(address);
-    v4.sin_family = AF_INET;
-    v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK - 1 + number);
-    return address;
   }
 
   void watch(std::unique_ptr<Comm> comm) {

@@ -14,6 +14,7 @@
 #include "connected_comms.h"
 #include "net/monitor/monitor.h"
 #include "support/log_capture.h"
+#include "support/loopback.h"
 
 namespace verbatim {
 namespace {
@@ -87,10 +88,7 @@ class Keepalive : public ::testing::Test {
     comm_ = link_.make_recv_comm(link_.ports(), 1);
     ASSERT_NE(comm_, nullptr);
     // TCP, whose kernel acknowledges what a process does not read.
-    sockaddr_storage loopback{};
-    reinterpret_cast<sockaddr_in&>(loopback) = {
-        .sin_family = AF_INET, .sin_port = 0, .sin_addr = {htonl(INADDR_LOOPBACK)}, .sin_zero = {}};
-    const Result<UniqueFd> listener = tcp_listen(loopback);
+    const Result<UniqueFd> listener = tcp_listen(test::loopback());
     ASSERT_TRUE(listener);
     const Result<sockaddr_storage> address = local_address(*listener);
     ASSERT_TRUE(address);

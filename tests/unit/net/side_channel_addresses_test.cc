@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "end_of_several_addresses.h"
+#include "support/loopback.h"
 #include "support/refusal.h"
 
 namespace verbatim {
@@ -118,8 +119,9 @@ TEST_F(EndOfSeveralAddresses, ConnectingSideTakesThePeersChannel) {
 
 // The listener of a process has a socket for each address.
 TEST_F(EndOfSeveralAddresses, Listener_ServesEachAddress) {
-  const SocketInterface interfaces[] = {{"lo", loopback(1), {}}, {"lo", loopback(2), {}}, {"lo", loopback(3), {}}};
-  Listener listener(loopback(1), interfaces);
+  const SocketInterface interfaces[] = {
+      {"lo", test::loopback(1), {}}, {"lo", test::loopback(2), {}}, {"lo", test::loopback(3), {}}};
+  Listener listener(test::loopback(1), interfaces);
   ASSERT_TRUE(listener.add(wire::Secret{2}));
   const std::vector<wire::Address> addresses = listener.addresses(Listener::Use::kLook);
   ASSERT_EQ(addresses.size(), 3U);
@@ -151,7 +153,7 @@ TEST_F(EndOfSeveralAddresses, Listener_ServesEachAddress) {
 
 // A process that only connects: while a connector holds the listener, its sockets are open.
 TEST_F(EndOfSeveralAddresses, HeldListener_StaysOpen) {
-  Listener listener(loopback(1));
+  Listener listener(test::loopback(1));
   const std::vector<wire::Address> addresses = listener.addresses(Listener::Use::kHold);
   ASSERT_EQ(addresses.size(), 1U);
   ASSERT_TRUE(listener.add(wire::Secret{2}));

@@ -19,20 +19,13 @@
 #include "base/socket.h"
 #include "channel/listener.h"
 #include "channel/message_stream.h"
+#include "support/loopback.h"
 
 namespace verbatim::rma {
 namespace {
 
 using End = PeerChannel::End;
 using wire::MessageType;
-
-sockaddr_storage loopback() {
-  sockaddr_storage address{};
-  auto& v4 = reinterpret_cast<sockaddr_in&>(address);
-  v4.sin_family = AF_INET;
-  v4.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  return address;
-}
 
 std::vector<std::uint8_t> exchange(std::uint32_t sequence) {
   return wire::encode_rma_exchange({.call = wire::RmaCall::kRegister, .sequence = sequence, .body = {}});
@@ -45,7 +38,7 @@ class PeerChannelTest : public ::testing::Test {
     ASSERT_TRUE(monitor);
     monitor_ = std::move(*monitor);
     monitor_->set_listener(listener_);
-    Result<UniqueFd> listening = tcp_listen(loopback());
+    Result<UniqueFd> listening = tcp_listen(test::loopback());
     ASSERT_TRUE(listening);
     listening_ = std::move(*listening);
     address_ = wire::to_address(*local_address(listening_));
@@ -96,7 +89,7 @@ class PeerChannelTest : public ::testing::Test {
   }
 
   const wire::ConnectionEnd own_{.connection = {.secret = {1}, .attempt = 7}, .connecting = 1};
-  Listener listener_{loopback()};
+  Listener listener_{test::loopback()};
   std::unique_ptr<Monitor> monitor_;  // ends before the listener
   std::vector<SocketInterface> interfaces_;
   std::unique_ptr<PeerChannel::Process> process_;
