@@ -62,7 +62,8 @@ Answer read_answer(const UniqueFd& socket) {
   std::uint8_t bytes[wire::kHeaderBytes];
   const ssize_t count = ::recv(socket.get(), bytes, sizeof bytes, MSG_PEEK | MSG_DONTWAIT);
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) return Answer::kNone;
-  if (count > 0 && count < static_cast<ssize_t>(sizeof bytes)) return Answer::kNone;
+  // A connection that has ended does not bring the rest of a header.
+  if (count > 0 && count < static_cast<ssize_t>(sizeof bytes) && is_established(socket)) return Answer::kNone;
   if (count != static_cast<ssize_t>(sizeof bytes)) return Answer::kOther;
   const Result<wire::Header> header = wire::decode_header(bytes);
   if (!header) return Answer::kOther;

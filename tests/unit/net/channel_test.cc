@@ -267,6 +267,20 @@ TEST_F(ChannelTest, AttemptsAreLimited_EndsAfterSome) {
   EXPECT_EQ(channel_.due_ns(), kNever);
 }
 
+// The socket of the attempt stays readable, so waiting for the rest would keep the loop busy.
+TEST_F(ChannelTest, AttemptEndsWithinAHeader_IsGivenUpAtOnce) {
+  ASSERT_NO_FATAL_FAILURE(open(true));
+  ASSERT_TRUE(channel_.lose(now_));
+  channel_.advance(now_);
+  UniqueFd made = attempt();
+  ASSERT_EQ(::send(made.get(), "VBTH", 4, 0), 4);
+  made.reset();
+  eventually([&] {
+    EXPECT_EQ(channel_.ready(now_), Change::kNone);
+    return channel_.due_ns() < now_ + kNanosecondsPerSecond;
+  });
+}
+
 TEST_F(ChannelTest, PeerDoesNotAnswer_MovesToItsOtherAddress) {
   ASSERT_NO_FATAL_FAILURE(open(true, 2));
   channel_.ask_for_answer(now_, false);
