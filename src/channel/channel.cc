@@ -104,7 +104,7 @@ bool Channel::has_room() {
 
 bool Channel::send(const wire::Notice& notice) {
   const std::span<const std::uint8_t> bytes = notice.bytes();
-  if (!must_arrive(notice.type())) return is_open() && stream_.send(socket_, bytes);
+  if (!must_arrive(notice.type())) return is_open() && stream_.add(socket_, bytes) && (flush(), true);
   try {
     std::vector<std::uint8_t> message;
     if (spare_ != nullptr) message.swap(*spare_);
@@ -128,28 +128,24 @@ bool Channel::send(std::vector<std::uint8_t> message) {
 // Without memory to keep a message: it is sent once, if none is kept.
 bool Channel::send_unkept(std::span<const std::uint8_t> message) {
   if (!is_open() || !kept_.empty()) return false;
-  if (!stream_.send(socket_, wire::Notice::ack({received_, acknowledged_}).bytes())) return false;
-  if (!stream_.send(socket_, message)) return false;
+  if (!stream_.add(socket_, wire::Notice::ack({received_, acknowledged_}).bytes())) return false;
+  if (!stream_.add(socket_, message)) return false;
   ++acknowledged_;
+  flush();
   return true;
 }
 
-// A long message may be under way.
-void Channel::send_pongs() {
-  const wire::Notice pong = wire::Notice::without_body(wire::MessageType::kPong);
-  while (pongs_owed_ != 0 && stream_.send(socket_, pong.bytes())) --pongs_owed_;
-}
-
-bool Channel::flush() {
+bool Channel::flush(std::uint32_t unacknowledged) {
   if (!is_open()) return true;
-  while (acknowledges_ || transmitted_ < kept_.size()) {
-    if (!stream_.send(socket_, wire::Notice::ack({received_, acknowledged_ + transmitted_}).bytes())) break;
-    acknowledges_ = false;
-    if (transmitted_ == kept_.size() || !stream_.send(socket_, kept_[transmitted_])) break;
+  while (to_acknowledge_ >= unacknowledged || transmitted_ < kept_.size()) {
+    if (!stream_.add(socket_, wire::Notice::ack({received_, acknowledged_ + transmitted_}).bytes())) break;
+    to_acknowledge_ = 0;
+    if (transmitted_ == kept_.size() || !stream_.add(socket_, kept_[transmitted_])) break;
     ++transmitted_;
   }
-  send_pongs();
-  return stream_.flush(socket_) && !acknowledges_ && transmitted_ == kept_.size() && pongs_owed_ == 0;
+  const wire::Notice pong = wire::Notice::without_body(wire::MessageType::kPong);
+  while (pongs_owed_ != 0 && stream_.add(socket_, pong.bytes())) --pongs_owed_;
+  return stream_.flush(socket_) && to_acknowledge_ < unacknowledged && transmitted_ == kept_.size() && pongs_owed_ == 0;
 }
 
 bool Channel::send_ping() {
@@ -170,14 +166,14 @@ Result<std::optional<Channel::Message>> Channel::receive() {
     const wire::MessageType type = (*message)->type;
     if (type == wire::MessageType::kPing) {
       ++pongs_owed_;
-      send_pongs();
+      flush();
     }
     if (type == wire::MessageType::kPong) receive_pong();
     if (type == wire::MessageType::kAck && !receive_ack((*message)->body)) {
       return Error{ErrorKind::kRemote, EPROTO, "a message on the side channel"};
     }
     if (!must_arrive(type) || !peers_number_) return message;
-    acknowledges_ = true;
+    ++to_acknowledge_;
     if ((*peers_number_)++ < received_) continue;  // a repeat
     ++received_;
     return message;
@@ -418,14 +414,14 @@ Channel::Change Channel::replace(UniqueFd socket, bool dialed, std::uint64_t now
   dialed_ = dialed;
   transmitted_ = 0;
   peers_number_.reset();
-  acknowledges_ = true;  // so the peer knows that its attempt is accepted
+  to_acknowledge_ = 1;  // so the peer knows that its attempt is accepted
   pongs_owed_ = pings_sent_ = pongs_received_ = 0;
   answer_due_ns_ = 0;
   since_ns_ = now;
   find_path();
   end_loss();
   flush();
-  if (has_unacknowledged() && !has_unsent()) ask_for_answer(now, false);
+  if (!kept_.empty() && !has_unsent()) ask_for_answer(now, false);
   return moves ? Change::kMoved : Change::kNew;
 }
 

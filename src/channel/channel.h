@@ -89,11 +89,11 @@ class Channel {
   bool send(std::vector<std::uint8_t> message);
   // For another message about lanes. kFailed and kClose do not need it.
   bool has_room();
-  bool has_unacknowledged() const { return !kept_.empty(); }
   std::size_t unacknowledged() const { return kept_.size(); }
   bool send_ping();
-  // Returns true when the socket has all bytes that may be sent now.
-  bool flush();
+  // Returns true when the socket has all bytes that may be sent now. An acknowledgement leaves with the next message to
+  // the peer, or alone when `unacknowledged` of its messages wait for one.
+  bool flush(std::uint32_t unacknowledged = 1);
   bool has_unsent() const { return stream_.has_unsent(); }
   // Whether the peer's host has acknowledged everything that was sent; the kernel does so while the process is stopped.
   bool is_acknowledged() const;
@@ -159,7 +159,6 @@ class Channel {
   void drop_attempt();
   Change give_up_attempt(std::uint64_t now);
   void set_refused(bool refused);
-  void send_pongs();
   bool send_unkept(std::span<const std::uint8_t> message);
   void receive_pong();
   bool receive_ack(std::span<const std::uint8_t> body);
@@ -173,8 +172,8 @@ class Channel {
     sockaddr_in6 own, peer;  // or sockaddr_in
   };
   std::unique_ptr<ShortPath> path_;
-  bool dialed_ = false;        // this end has made it: the port of the peer's address is that of its listener
-  bool acknowledges_ = false;  // `received_` is to be sent
+  bool dialed_ = false;               // this end has made it: the port of the peer's address is that of its listener
+  std::uint32_t to_acknowledge_ = 0;  // messages of the peer
   std::unique_ptr<Lost> lost_;
   std::vector<std::vector<std::uint8_t>> kept_;       // messages which the peer has not acknowledged
   std::unique_ptr<std::vector<std::uint8_t>> spare_;  // memory for the next one

@@ -61,8 +61,8 @@ Result<std::optional<MessageStream::Message>> MessageStream::receive(const Uniqu
   return std::optional<Message>(Message{header->type, message.subspan(first.size())});
 }
 
-bool MessageStream::send(const UniqueFd& socket, std::span<const std::uint8_t> message) {
-  flush(socket);
+bool MessageStream::add(const UniqueFd& socket, std::span<const std::uint8_t> message) {
+  if (has_long_unsent() || message.size() > unsent_.size() - unsent_bytes_) flush(socket);
   if (has_long_unsent()) return false;  // nothing may come between its parts
   if (message.size() > unsent_.size()) {
     try {
@@ -75,7 +75,6 @@ bool MessageStream::send(const UniqueFd& socket, std::span<const std::uint8_t> m
     std::copy(message.begin(), message.end(), unsent_.begin() + static_cast<std::ptrdiff_t>(unsent_bytes_));
     unsent_bytes_ += message.size();
   }
-  flush(socket);
   return true;
 }
 

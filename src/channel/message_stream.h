@@ -29,13 +29,13 @@ class MessageStream {
   MessageStream() = default;
 
   // Returns the next message, nullopt when it has not arrived completely. Errors: end of file (0) or another error of
-  // the socket, also one that send() or flush() has found; EPROTO when the header is invalid or announces a longer
+  // the socket, also one that add() or flush() has found; EPROTO when the header is invalid or announces a longer
   // body; ENOMEM.
   Result<std::optional<Message>> receive(const UniqueFd& socket);
 
-  // Returns false, and drops the message, when the buffer has too little free space, because the peer has not read for
-  // a long time, or when there is no memory for a message that is longer than a notice.
-  bool send(const UniqueFd& socket, std::span<const std::uint8_t> message);
+  // For flush(). Returns false, and drops the message, when the buffer has too little free space, because the peer has
+  // not read for a long time, or when there is no memory for a message that is longer than a notice.
+  bool add(const UniqueFd& socket, std::span<const std::uint8_t> message);
   // Sends the buffered bytes. Returns true when the buffer is empty. If the connection is broken, the buffered bytes
   // are dropped.
   bool flush(const UniqueFd& socket);

@@ -200,8 +200,8 @@ void CollComm::channel_changed(const PeerRank& peer) noexcept {
   } catch (...) {  // a message is lost
     peer.channel->give_up("out of memory");
   }
-  ranks_.channel_changed();
   peer_ended(peer);
+  ranks_.channel_changed(peer);
 }
 
 // The loop's thread, or create_contexts.
@@ -231,7 +231,7 @@ void CollComm::peer_ended(const PeerRank& peer) noexcept {
 void CollComm::tell_failure(const std::string& text) {
   const wire::Notice notice = wire::Notice::failed(failures_.kind(), text);
   for (const PeerRank& peer : ranks_.all()) peer.channel->send_last(notice);
-  ranks_.channel_changed();  // a collective call ends
+  for (const PeerRank& peer : ranks_.all()) ranks_.channel_changed(peer);  // a collective call ends
 }
 
 Result<Memory*> CollComm::register_memory(const MrRequest& request) {

@@ -66,7 +66,7 @@ class CollComm {
   // QPs any more.
   bool begin_close() VERBATIM_EXCLUDES(mutex_);
   bool all_ended() const { return ranks_.all_ended(); }
-  bool wait_for_ends(std::uint64_t deadline_ns) const { return ranks_.wait_for_ends(deadline_ns); }
+  void wait_for_ends(std::uint64_t deadline_ns) const { ranks_.wait_for_ends(deadline_ns); }
 
  private:
   struct CreatedSet {

@@ -125,7 +125,7 @@ void Instance::end_communicators() {
     for (Closing& one : closing_) closing.push_back(std::move(one));
     closing_.clear();
   }
-  for (const Closing& one : closing) static_cast<void>(one.comm->wait_for_ends(one.deadline_ns));
+  for (const Closing& one : closing) one.comm->wait_for_ends(one.deadline_ns);
 }
 
 // The ports that NCCL has merged with it for messages.

@@ -20,6 +20,8 @@ constexpr std::size_t kMaxReceived = 16;
 // They are taken soon.
 constexpr std::size_t kMaxLaneMessages = 1024;
 constexpr std::size_t kMaxUnacknowledged = 1024;
+// The rank keeps its messages until then.
+constexpr std::uint32_t kMaxToAcknowledge = 64;
 // Then other connections are served: a peer may send faster than this thread reads.
 constexpr int kMaxMessagesPerRead = 16;
 constexpr std::uint64_t kSendRetryNs = 10 * kNanosecondsPerMillisecond;
@@ -93,10 +95,9 @@ void PeerChannel::send(std::vector<std::uint8_t> message) {
 void PeerChannel::send_last(const wire::Notice& notice) {
   const MutexLock lock(mutex_);
   if (state_ != State::kServed || last_sent_) return;
-  last_sent_ = notice.type();
   const std::uint64_t now = monotonic_ns();
   ask_for_answer(now);
-  static_cast<void>(channel_.send(notice));
+  if (channel_.send(notice)) last_sent_ = notice.type();
   handler_->call_at(due_ns(now));
 }
 
@@ -175,7 +176,7 @@ void PeerChannel::lose(const Error& error, std::uint64_t now) {
   const int number = error.sys_errno;
   const End known = end_.load(std::memory_order_relaxed);
   // After the end only a close of this rank matters to the other one.
-  const bool goes_on = known == End::kOpen || (known == End::kClosed && channel_.has_unacknowledged());
+  const bool goes_on = known == End::kOpen || (known == End::kClosed && channel_.unacknowledged() != 0);
   const bool is_of_network = number != 0 && number != EPROTO && number != ENOMEM;
   if (is_of_network && goes_on && channel_.lose(now)) {
     if (lost_ns_ == 0) lost_ns_ = now;
@@ -203,7 +204,8 @@ void PeerChannel::changed(Channel::Change change, std::uint64_t now) {
 // When to call attend() again.
 std::uint64_t PeerChannel::due_ns(std::uint64_t now) {
   std::uint64_t next = std::min(channel_.expect_answer(now), channel_.due_ns());
-  if (!channel_.flush()) next = std::min(next, now + kSendRetryNs);
+  if (!channel_.flush(end_.load(std::memory_order_relaxed) == End::kOpen ? kMaxToAcknowledge : 1))
+    next = std::min(next, now + kSendRetryNs);
   return std::min(next, loss_deadline_ns());
 }
 
@@ -278,7 +280,7 @@ std::string PeerChannel::reason() const {
 bool PeerChannel::is_over() const {
   const MutexLock lock(mutex_);
   return end_.load(std::memory_order_relaxed) != End::kOpen &&
-         (state_ != State::kServed || !channel_.has_unacknowledged());
+         (state_ != State::kServed || channel_.unacknowledged() == 0);
 }
 
 }  // namespace verbatim::rma

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
-#include <optional>
 #include <utility>
 
 #include "base/clock.h"
@@ -29,21 +28,37 @@ const char* call_name(wire::RmaCall call) {
 PeerRanks::PeerRanks(std::vector<PeerRank> peers, std::uint32_t rank, unsigned timeout_s, Failures& failures)
     : peers_(std::move(peers)), rank_(rank), timeout_s_(timeout_s), failures_(failures) {}
 
-void PeerRanks::channel_changed() {
+// Whoever waits is woken once, not for each of the other ranks.
+void PeerRanks::channel_changed(const PeerRank& peer) {
   const MutexLock lock(mutex_);
-  ++changes_;
-  changed_.notify_all();
+  if (call_) take(peer);
+  if (!call_ || is_over()) changed_.notify_all();
 }
 
-std::uint64_t PeerRanks::changes() const {
-  const MutexLock lock(mutex_);
-  return changes_;
+bool PeerRanks::is_over() const {
+  if (!call_) return all_ended();
+  return call_->count == peers_.size() || call_->lost != nullptr || call_->differs != nullptr || failures_.has_failed();
 }
 
-void PeerRanks::wait(std::uint64_t changes, std::uint64_t deadline_ns) const {
+void PeerRanks::wait(std::uint64_t deadline_ns) const {
   const std::chrono::steady_clock::time_point deadline{std::chrono::nanoseconds(deadline_ns)};
-  const MutexLock lock(mutex_);
-  changed_.wait_until(mutex_, deadline, [&]() VERBATIM_REQUIRES(mutex_) { return changes_ != changes; });
+  changed_.wait_until(mutex_, deadline, [this]() VERBATIM_REQUIRES(mutex_) { return is_over(); });
+}
+
+// Takes what has come. Others may end because one has: the first one counts.
+void PeerRanks::take(const PeerRank& peer) {
+  const bool ended = peer.channel->end() != PeerChannel::End::kOpen;  // what came before it is there
+  const auto index = static_cast<std::size_t>(&peer - peers_.data());
+  while (!call_->has[index]) {
+    std::optional<wire::RmaExchange> next = peer.channel->take();
+    if (!next) break;
+    if (next->sequence != call_->sequence || next->call != call_->call) call_->differs = &peer;
+    if (next->outcome == wire::RmaOutcome::kRepeats) continue;
+    call_->received[index] = std::move(*next);
+    call_->has[index] = true;
+    ++call_->count;
+  }
+  if (!call_->has[index] && ended && call_->lost == nullptr) call_->lost = &peer;
 }
 
 Result<std::vector<wire::RmaExchange>> PeerRanks::exchange(wire::RmaCall call, wire::RmaOutcome outcome,
@@ -51,44 +66,21 @@ Result<std::vector<wire::RmaExchange>> PeerRanks::exchange(wire::RmaCall call, w
   if (failures_.has_failed()) return failed_already();
   const std::uint32_t sequence = next_sequence_++;
   const std::uint64_t deadline_ns = monotonic_ns() + timeout_s_ * kNanosecondsPerSecond;
-  std::vector<Awaited> awaited(peers_.size());
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    awaited[i].peer = &peers_[i];
     peers_[i].channel->send(wire::encode_rma_exchange({call, outcome, sequence, body(i)}));
   }
-  while (true) {
-    const std::uint64_t seen = changes();
-    std::size_t left = 0;
-    const PeerRank* first = nullptr;
-    for (Awaited& one : awaited) {
-      if (one.received) continue;
-      if (const Status read = advance(one, call, sequence); !read) return read.error();
-      if (one.received) continue;
-      if (left++ == 0) first = one.peer;
-    }
-    if (left == 0) break;
-    if (failures_.has_failed()) return failed_already();
-    if (monotonic_ns() >= deadline_ns) return fail_timeout(left, *first, call);
-    wait(seen, deadline_ns);
+  Call own{call, sequence, std::vector<wire::RmaExchange>(peers_.size()), std::vector<bool>(peers_.size())};
+  {
+    const MutexLock lock(mutex_);
+    call_ = std::move(own);
+    for (const PeerRank& peer : peers_) take(peer);
+    wait(deadline_ns);
+    own = *std::exchange(call_, std::nullopt);
   }
-  std::vector<wire::RmaExchange> result;
-  result.reserve(awaited.size());
-  for (Awaited& one : awaited) result.push_back(std::move(*one.received));
-  return result;
-}
-
-// Takes what has come.
-Status PeerRanks::advance(Awaited& one, wire::RmaCall call, std::uint32_t sequence) {
-  PeerChannel& channel = *one.peer->channel;
-  const bool ended = channel.end() != PeerChannel::End::kOpen;  // what came before it is there
-  while (!one.received) {
-    std::optional<wire::RmaExchange> next = channel.take();
-    if (!next) break;
-    if (next->sequence != sequence || next->call != call) return fail_mismatch(*one.peer, call);
-    if (next->outcome != wire::RmaOutcome::kRepeats) one.received = std::move(next);
-  }
-  if (!one.received && ended) return fail_lost(*one.peer, call);
-  return {};
+  if (own.differs != nullptr) return fail_mismatch(*own.differs, call);
+  if (own.lost != nullptr) return fail_lost(*own.lost, call);
+  if (own.count != peers_.size()) return failures_.has_failed() ? failed_already() : fail_timeout(own);
+  return std::move(own.received);
 }
 
 void PeerRanks::announce_repeat(wire::RmaCall call) {
@@ -101,13 +93,9 @@ bool PeerRanks::all_ended() const {
   return std::ranges::all_of(peers_, [](const PeerRank& peer) { return peer.channel->is_over(); });
 }
 
-bool PeerRanks::wait_for_ends(std::uint64_t deadline_ns) const {
-  while (true) {
-    const std::uint64_t seen = changes();
-    if (all_ended()) return true;
-    if (monotonic_ns() >= deadline_ns) return false;
-    wait(seen, deadline_ns);
-  }
+void PeerRanks::wait_for_ends(std::uint64_t deadline_ns) const {
+  const MutexLock lock(mutex_);
+  wait(deadline_ns);
 }
 
 std::string PeerRanks::failed_call(wire::RmaCall call) const {
@@ -142,10 +130,12 @@ Error PeerRanks::fail_mismatch(const PeerRank& peer, wire::RmaCall call) {
   return {failures_.kind(), 0, "collective call", true};
 }
 
-Error PeerRanks::fail_timeout(std::size_t missing, const PeerRank& first, wire::RmaCall call) {
+Error PeerRanks::fail_timeout(const Call& call) {
+  const auto first = static_cast<std::size_t>(std::ranges::find(call.has, false) - call.has.begin());
   failures_.fail(ErrorKind::kRemote, Failures::Origin::kHere, [&] {
-    return Failure{failed_call(call) + std::to_string(missing) + " ranks have not made this collective call within " +
-                       std::to_string(timeout_s_) + " s (VERBATIM_CONNECT_TIMEOUT_S), the first is " + first.name,
+    return Failure{failed_call(call.call) + std::to_string(peers_.size() - call.count) +
+                       " ranks have not made this collective call within " + std::to_string(timeout_s_) +
+                       " s (VERBATIM_CONNECT_TIMEOUT_S), the first is " + peers_[first].name,
                    {"", "look at these ranks"}};
   });
   return {failures_.kind(), ETIMEDOUT, "collective call", true};

@@ -7,7 +7,6 @@
 #include <functional>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
@@ -36,31 +35,36 @@ class PeerRanks {
   using Body = std::function<std::vector<std::uint8_t>(std::size_t peer)>;
   Result<std::vector<wire::RmaExchange>> exchange(wire::RmaCall call, wire::RmaOutcome outcome, const Body& body);
 
-  // Any thread: something has come over a channel, or its end.
-  void channel_changed() VERBATIM_EXCLUDES(mutex_);
+  // Any thread: something has come over the channel of a peer, or its end, or the communicator has failed.
+  void channel_changed(const PeerRank& peer) VERBATIM_EXCLUDES(mutex_);
 
   // Tells the others that this rank takes part in the next exchange with a later call.
   void announce_repeat(wire::RmaCall call);
 
   // Waits until all channels are over, or until the deadline.
-  bool wait_for_ends(std::uint64_t deadline_ns) const VERBATIM_EXCLUDES(mutex_);
+  void wait_for_ends(std::uint64_t deadline_ns) const VERBATIM_EXCLUDES(mutex_);
   bool all_ended() const;
 
  private:
-  // The message of one peer in a collective call.
-  struct Awaited {
-    const PeerRank* peer = nullptr;
-    std::optional<wire::RmaExchange> received = std::nullopt;
+  // A collective call of this rank that waits for the messages of the others.
+  struct Call {
+    wire::RmaCall call;
+    std::uint32_t sequence;
+    std::vector<wire::RmaExchange> received;  // of peers_
+    std::vector<bool> has;                    // likewise
+    std::size_t count = 0;                    // of those that it has
+    const PeerRank* lost = nullptr;           // nothing comes from it any more
+    const PeerRank* differs = nullptr;        // it makes another call
   };
 
-  Status advance(Awaited& one, wire::RmaCall call, std::uint32_t sequence);
-  std::uint64_t changes() const VERBATIM_EXCLUDES(mutex_);
-  // Until there are other `changes`.
-  void wait(std::uint64_t changes, std::uint64_t deadline_ns) const VERBATIM_EXCLUDES(mutex_);
+  void take(const PeerRank& peer) VERBATIM_REQUIRES(mutex_);
+  // The call, or without one all channels.
+  bool is_over() const VERBATIM_REQUIRES(mutex_);
+  void wait(std::uint64_t deadline_ns) const VERBATIM_REQUIRES(mutex_);
   Error failed_already() const;
   Error fail_lost(const PeerRank& peer, wire::RmaCall call);
   Error fail_mismatch(const PeerRank& peer, wire::RmaCall call);
-  Error fail_timeout(std::size_t missing, const PeerRank& first, wire::RmaCall call);
+  Error fail_timeout(const Call& call);
   // "creating contexts (RMA, rank 1 of 2) failed: "
   std::string failed_call(wire::RmaCall call) const;
 
@@ -71,7 +75,7 @@ class PeerRanks {
   std::uint32_t next_sequence_ = 0;  // of the thread that makes collective calls
   mutable Mutex mutex_;
   mutable std::condition_variable_any changed_;
-  std::uint64_t changes_ VERBATIM_GUARDED_BY(mutex_) = 0;
+  std::optional<Call> call_ VERBATIM_GUARDED_BY(mutex_);
 };
 
 }  // namespace verbatim::rma

@@ -1,5 +1,7 @@
 // Ranks that die, fail or close early: what the other ranks see. TCP connections that are reset: nothing fails. Each
 // rank is a process.
+#include <linux/tcp.h>
+#include <netinet/in.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -11,6 +13,7 @@
 #include <chrono>
 #include <cstring>
 #include <filesystem>
+#include <functional>
 #include <string>
 #include <thread>
 
@@ -36,6 +39,27 @@ int reset_connections() {
     resets += ::syscall(SYS_connect, fd, &none, sizeof none) == 0 ? 1 : 0;
   }
   return resets;
+}
+
+// As in tcp(7); the header with the counts does not have it.
+constexpr std::uint8_t kEstablished = 1;
+
+// Of each TCP connection of this process.
+std::vector<std::uint64_t> bytes_sent() {
+  std::vector<std::uint64_t> sent;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    tcp_info info{};
+    socklen_t bytes = sizeof info;
+    const int fd = std::stoi(entry.path().filename());
+    if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 && info.tcpi_state == kEstablished)
+      sent.push_back(info.tcpi_bytes_acked);
+  }
+  return sent;
+}
+
+bool all_have_sent_more(const std::vector<std::uint64_t>& before) {
+  const std::vector<std::uint64_t> now = bytes_sent();
+  return std::equal(now.begin(), now.end(), before.begin(), before.end(), std::greater<>());
 }
 
 class RmaFailure : public ::testing::TestWithParam<int> {
@@ -177,6 +201,67 @@ TEST_P(RmaFailure, RegistrationThatOneRankDoesNotMake_FailsAtAllRanks) {
   }
   const std::string waiting = ranks_.text(2);
   EXPECT_NE(waiting.find("1 ranks have not made this collective call within 6 s"), std::string::npos) << waiting;
+}
+
+// The one that waits for the third has the message of the one that dies.
+TEST_P(RmaFailure, RankDiesAfterItsMessage_EndsTheCallOfTheOneThatWaits) {
+  if (GetParam() != 14) GTEST_SKIP() << "the tables share this call";
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    rank.keep_warnings();
+    rank.connect();
+    rank.create({});
+    Words words(512);
+    void* memory = nullptr;
+    const auto call = [&] {
+      return rank.net().reg_mr(rank.coll, words.data(), words.bytes(), nccl::kPtrHost, 0, &memory);
+    };
+    if (rank.number() == 2) {
+      const std::vector<std::uint64_t> before = bytes_sent();
+      std::thread waits(call);
+      while (!all_have_sent_more(before)) std::this_thread::yield();
+      ::_exit(0);
+    }
+    if (rank.number() == 0) {
+      EXPECT_NE(call(), nccl::Result::kSuccess);
+      ranks_.number(0) = 1;
+    }
+    // Nothing else wakes the one that waits.
+    const Clock::time_point end = Clock::now() + kLimit;
+    while (ranks_.number(0) == 0 && Clock::now() < end) std::this_thread::yield();
+    EXPECT_EQ(ranks_.number(0), 1U);
+    EXPECT_TRUE(has_error_soon(rank));
+    EXPECT_OK(rank.net().close_coll(rank.coll));
+    EXPECT_OK(rank.net().finalize(rank.instance));
+  });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
+  const std::string text = ranks_.text(0);
+  EXPECT_NE(text.find("rank 2 on "), std::string::npos) << text;
+}
+
+// Two of them know it, and nobody waits for the third.
+TEST_P(RmaFailure, RanksMakeDifferentCalls_FailWithoutTheOneThatMakesNone) {
+  if (GetParam() != 14) GTEST_SKIP() << "the tables share this call";
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    rank.keep_warnings();
+    rank.connect();
+    rank.create({});
+    Words words(512);
+    void* made = nullptr;
+    if (rank.number() == 0) {
+      EXPECT_NE(rank.net().reg_mr(rank.coll, words.data(), words.bytes(), nccl::kPtrHost, 0, &made),
+                nccl::Result::kSuccess);
+    }
+    if (rank.number() == 1) {
+      EXPECT_NE(rank.net().create_context(rank.coll, {}, &made), nccl::Result::kSuccess);
+    }
+    EXPECT_TRUE(has_error_soon(rank));
+    rank.barrier();
+    EXPECT_OK(rank.net().close_coll(rank.coll));
+    EXPECT_OK(rank.net().finalize(rank.instance));
+  });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
+  const std::string text = std::string(ranks_.text(0)) + ranks_.text(1);
+  EXPECT_NE(text.find(" makes another collective call. Next: "), std::string::npos) << text;
 }
 
 // A rank that has closed says so; the others notice only when they put to it.

@@ -185,7 +185,8 @@ void ListenComm::send_reason(const Handshake& handshake, ErrorKind kind, const s
   // After kAccept was sent the connection may be established for the peer.
   if (handshake.state == Handshake::State::kSendAccept) return;
   MessageStream channel;
-  channel.send(socket, wire::Notice::failed(kind, reason).bytes());
+  channel.add(socket, wire::Notice::failed(kind, reason).bytes());
+  channel.flush(socket);
 }
 
 }  // namespace verbatim

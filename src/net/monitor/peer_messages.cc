@@ -19,7 +19,7 @@ void handle_channel_error(ConnectionTable& table, MonitoredConnection& connectio
     VERBATIM_REQUIRES(table.mutex) {
   // The notice of this end's failure may have been lost with the TCP connection.
   const bool goes_on =
-      !connection.has_failed() || (connection.failure_sent && connection.comm->channel().has_unacknowledged());
+      !connection.has_failed() || (connection.failure_sent && connection.comm->channel().unacknowledged() != 0);
   if (error != 0 && goes_on && lose_channel(table, connection, error)) return;
   handle_peer_end(table, connection, CommEvent::kPeerDisconnected);
 }

@@ -176,7 +176,7 @@ class MonitorPortTest : public ::testing::Test {
   }
   void send(const RecvComm* comm, const wire::Notice& notice) {
     PeerEnd& peer = peer_ends_[index_of(comm)];
-    ASSERT_TRUE(peer.channel.send(peer.socket, notice.bytes()));
+    ASSERT_TRUE(peer.channel.add(peer.socket, notice.bytes()) && peer.channel.flush(peer.socket));
   }
   // The body of the next message of that type, which the peer of `comm` receives; empty: it has not come.
   std::vector<std::uint8_t> receive(const RecvComm* comm, wire::MessageType type) {
@@ -371,7 +371,8 @@ TEST_P(HangingDevice, GracefulCloseOnOtherDevice_Ends) {
   std::unique_ptr<RecvComm> closing = std::move(comms_[index]);
   monitor_->close_gracefully(std::move(closing), 3600 * kNanosecondsPerSecond);
   const wire::Notice close = wire::Notice::without_body(wire::MessageType::kClose);
-  ASSERT_TRUE(peer_ends_[index].channel.send(peer_ends_[index].socket, close.bytes()));
+  ASSERT_TRUE(peer_ends_[index].channel.add(peer_ends_[index].socket, close.bytes()) &&
+              peer_ends_[index].channel.flush(peer_ends_[index].socket));
   monitor_->drain(devices_[1].get(), false);
   EXPECT_EQ(fake_.live("qp"), qps - 1);
 }

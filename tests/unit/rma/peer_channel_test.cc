@@ -73,7 +73,7 @@ class PeerChannelTest : public ::testing::Test {
     eventually([&] { return channel_->end() != End::kOpen; });
     EXPECT_EQ(channel_->end(), end) << channel_->reason();
   }
-  void say(std::span<const std::uint8_t> message) { ASSERT_TRUE(stream_.send(peer_, message)); }
+  void say(std::span<const std::uint8_t> message) { ASSERT_TRUE(stream_.add(peer_, message) && stream_.flush(peer_)); }
   void say(const wire::Notice& notice) { say(notice.bytes()); }
   // Of the messages that the other rank gets the next one.
   MessageType next() { return next(peer_, stream_); }
@@ -86,6 +86,17 @@ class PeerChannelTest : public ::testing::Test {
       return !message || type;
     });
     return type.value_or(MessageType::kReject);
+  }
+
+  // The next message is an acknowledgement. Returns of how many messages.
+  std::uint64_t next_ack() {
+    std::optional<wire::Ack> ack;
+    eventually([&] {
+      const auto message = stream_.receive(peer_);
+      if (message && *message && (*message)->type == MessageType::kAck) ack = wire::decode_ack((*message)->body);
+      return !message || *message;
+    });
+    return ack ? ack->received : UINT64_MAX;
   }
 
   const wire::ConnectionEnd own_{.connection = {.secret = {1}, .attempt = 7}, .connecting = 1};
@@ -139,9 +150,27 @@ TEST_F(PeerChannelTest, NothingHasComeFromTheRank_ItIsNotAskedForAnAnswer) {
   say(wire::Notice::ack({1, 0}));
   say(exchange(0));
   eventually([&] { return channel_->take().has_value(); });
-  EXPECT_EQ(next(), MessageType::kAck);
   channel_->send(exchange(1));
   EXPECT_EQ(next(), MessageType::kPing);
+}
+
+// A set-up would otherwise have as many acknowledgements as messages.
+TEST_F(PeerChannelTest, MessageOfTheRank_IsAcknowledgedWithTheNextOneToIt) {
+  open();
+  say(wire::Notice::ack({0, 0}));
+  say(exchange(0));
+  eventually([&] { return channel_->take().has_value(); });
+  channel_->send(exchange(0));
+  EXPECT_EQ(next_ack(), 1U);
+  EXPECT_EQ(next(), MessageType::kExchange);
+}
+
+// The rank keeps them until then.
+TEST_F(PeerChannelTest, ManyMessagesOfTheRank_AreAcknowledged) {
+  open();
+  say(wire::Notice::ack({0, 0}));
+  for (int i = 0; i < 64; ++i) say(wire::encode_rma_lane({}));
+  EXPECT_EQ(next_ack(), 64U);
 }
 
 // As when the handshake fails with another rank.
@@ -154,7 +183,7 @@ TEST_F(PeerChannelTest, WasNotOpened_RankThatResumesLearnsThatItHasEnded) {
   Result<UniqueFd> socket = tcp_connect(wire::to_sockaddr(addresses.front()), {});
   ASSERT_TRUE(socket);
   MessageStream stream;
-  ASSERT_TRUE(stream.send(*socket, wire::Notice::resume(own_).bytes()));
+  ASSERT_TRUE(stream.add(*socket, wire::Notice::resume(own_).bytes()) && stream.flush(*socket));
   std::optional<MessageType> type;
   eventually([&] {
     listener_.serve();
@@ -188,6 +217,9 @@ TEST_F(PeerChannelTest, BothHaveClosed_IsOverWhenTheCloseIsAcknowledged) {
   say(wire::Notice::without_body(MessageType::kClose));
   await(End::kClosed);
   EXPECT_FALSE(channel_->is_over());
+  EXPECT_EQ(next_ack(), 0U);
+  EXPECT_EQ(next(), MessageType::kClose);
+  EXPECT_EQ(next_ack(), 1U);
   say(wire::Notice::ack({1, 1}));
   eventually([&] { return channel_->is_over(); });
 }
