@@ -245,11 +245,11 @@ void Channel::find_targets(Lost& lost) const {
 
 // The address from which an attempt is made; AF_UNSPEC: as the kernel's routes say.
 sockaddr_storage Channel::source_of(const sockaddr_storage& target) const {
-  const bool moves = lost_->moves;
-  if (path_ != nullptr && !moves && wire::to_address(target).ip == wire::to_address(path()->peer).ip)
-    return path()->own;
-  const sockaddr_storage except = moves && path_ != nullptr ? path()->own : sockaddr_storage{};
-  return address_in_subnet_of(target, process_->interfaces, except).value_or(sockaddr_storage{});
+  const sockaddr_storage used = path_ != nullptr ? path()->own : sockaddr_storage{};
+  const bool is_same = path_ != nullptr && wire::to_address(target).ip == wire::to_address(path()->peer).ip;
+  if (is_same && !lost_->moves) return used;
+  const sockaddr_storage except = lost_->moves ? used : sockaddr_storage{};
+  return address_in_subnet_of(target, process_->interfaces, except).value_or(is_same ? used : sockaddr_storage{});
 }
 
 // Whether nothing but the peer has the address of the present attempt: another host may have one that the peer uses in
@@ -415,7 +415,7 @@ Channel::Change Channel::replace(UniqueFd socket, bool dialed, std::uint64_t now
   transmitted_ = 0;
   peers_number_.reset();
   to_acknowledge_ = 1;  // so the peer knows that its attempt is accepted
-  pongs_owed_ = pings_sent_ = pongs_received_ = 0;
+  pongs_owed_ = pings_sent_ = pongs_received_ = awaited_pongs_ = 0;
   answer_due_ns_ = 0;
   since_ns_ = now;
   find_path();
@@ -437,6 +437,11 @@ std::uint64_t Channel::expect_answer(std::uint64_t now) {
   if (answer_due_ns_ == 0 || lost_ != nullptr) return kNever;
   if (now < answer_due_ns_) return answer_due_ns_;
   return begin_loss(now, true) ? lost_->attempt_ns : kNever;
+}
+
+bool Channel::may_be_made() const {
+  return lost_ == nullptr ? answer_due_ns_ != 0
+                          : !lost_->moves || has_other_path() || lost_->failed_attempts < lost_->target_count;
 }
 
 }  // namespace verbatim

@@ -121,9 +121,14 @@ class Channel {
   // A message was sent over it that matters for lanes: it moves if the peer does not answer soon, or at once if it lies
   // on a path that is down.
   void ask_for_answer(std::uint64_t now, bool is_down);
-  bool awaits_answer() const { return answer_due_ns_ != 0; }
   // Begins to move if that answer is overdue. Returns when to look again.
   std::uint64_t expect_answer(std::uint64_t now);
+  // The peer does not answer: the channel moves, if only to another TCP connection between the same addresses.
+  void move(std::uint64_t now) {
+    if (lost_ == nullptr) begin_loss(now, true);
+  }
+  // Whether the peer may answer over another TCP connection, or at another address.
+  bool may_be_made() const;
 
   // nullopt: not known, as of a socket that was reset at once.
   std::optional<Path> path() const;

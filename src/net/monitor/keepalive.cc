@@ -19,14 +19,14 @@ void Keepalive::tick(ConnectionTable& table, std::uint64_t now) {
     if (!channel.is_open()) continue;
     const std::uint64_t progress = connection.comm->peer_progress();
     if (std::exchange(connection.peer_progress, progress) != progress) connection.ticks_without_message = 0;
-    if (connection.ticks_without_message++ >= kMissedTicks) handle_no_answer(table, connection);
+    if (connection.ticks_without_message++ >= kMissedTicks) handle_no_answer(table, connection, now);
     if (connection.failure_exchanged) continue;
     channel.send_ping();
     if (channel.has_unsent()) table.mark_changed(connection);
   }
 }
 
-void Keepalive::handle_no_answer(ConnectionTable& table, MonitoredConnection& connection) const {
+void Keepalive::handle_no_answer(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now) const {
   Comm& comm = *connection.comm;
   const std::uint64_t unheard_ns = (connection.ticks_without_message - 1) * period_ns();
   const std::string& peer = comm.endpoint().peer_name();
@@ -42,6 +42,8 @@ void Keepalive::handle_no_answer(ConnectionTable& table, MonitoredConnection& co
   }
   comm.set_channel(ChannelState::kNoAnswer, static_cast<std::uint32_t>(unheard_ns / kNanosecondsPerMillisecond));
   comm.set_event(CommEvent::kProbePeer);
+  comm.channel().move(now);
+  table.mark_changed(connection);
   if (std::exchange(connection.no_answer, true)) return;
   table.log(LogLevel::kWarn, [&] {
     return "no message from the peer " + peer + " and no acknowledgement of its host on the side channel for " +

@@ -1,7 +1,8 @@
 // VERBATIM_KEEPALIVE_S: pings all peers. Messages, and progress of RDMA, show that a peer lives. If there is neither
 // and the peer's host acknowledges the pings, its process is stopped, and the connection fails. If the host
-// acknowledges nothing either, the network of the side channel may have failed alone: the comm gets an event at each
-// tick to ask the peer's NIC (Comm::post_probes), and it fails when the NIC does not answer.
+// acknowledges nothing either, the network of the side channel may have failed alone, or only this TCP connection: the
+// channel moves to another one, the comm gets an event at each tick to ask the peer's NIC (Comm::post_probes), and it
+// fails when the NIC does not answer.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,8 @@ class Keepalive {
   std::uint64_t next_tick_ns() const { return next_tick_ns_; }
 
  private:
-  void handle_no_answer(ConnectionTable& table, MonitoredConnection& connection) const VERBATIM_REQUIRES(table.mutex);
+  void handle_no_answer(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now) const
+      VERBATIM_REQUIRES(table.mutex);
 
   // A peer whose last message came just before a tick fails kMissedTicks ticks later, which is within the timeout.
   // Ticks are counted, not time: a process that was itself stopped reads no messages for longer than the timeout, and

@@ -265,9 +265,7 @@ std::uint64_t Monitor::look_after_lanes(MonitoredConnection& connection, std::ui
   if (!comm.waits_for_lane()) return next;
   const Config& config = comm.settings().config;
   char why[256] = "";
-  // The peer may be there at another address.
-  const bool moves = comm.channel().is_being_made() || comm.channel().awaits_answer();
-  if (connection.no_answer && !moves) {
+  if (connection.no_answer && !comm.channel().may_be_made()) {
     std::snprintf(why, sizeof why, "no lane to the peer %s works, and its host acknowledges nothing",
                   comm.endpoint().peer_name().c_str());
   } else if (waited_ns >= config.reconnect_s * kNanosecondsPerSecond) {

@@ -298,6 +298,47 @@ TEST_F(ChannelTest, PeerDoesNotAnswer_MovesToItsOtherAddress) {
   EXPECT_EQ(wire::to_address(channel_.path()->peer), addresses_[1]);
 }
 
+// A firewall between the hosts may have forgotten the TCP connection.
+TEST_F(ChannelTest, NothingComesFromTheOnlyAddress_MovesToAnotherConnection) {
+  ASSERT_NO_FATAL_FAILURE(open(true));
+  EXPECT_FALSE(channel_.may_be_made());
+  channel_.move(now_);
+  EXPECT_TRUE(channel_.is_open());
+  channel_.advance(now_);
+  EXPECT_TRUE(channel_.may_be_made());
+  const UniqueFd made = attempt();
+  channel_.move(now_);  // it moves already
+  say(made, wire::Notice::ack({0, 0}));
+  EXPECT_EQ(change_of_attempt(), Change::kMoved);
+  EXPECT_FALSE(channel_.is_being_made());
+}
+
+// What was asked on the connection before it does not count.
+TEST_F(ChannelTest, PeerAnswersOnANewConnection_DoesNotMove) {
+  ASSERT_NO_FATAL_FAILURE(open(false, 2));
+  EXPECT_TRUE(channel_.send_ping());
+  channel_.ask_for_answer(now_, false);
+  UniqueFd peers;
+  EXPECT_EQ(channel_.accept(resumed(peers), now_), Change::kNew);
+  channel_.move(now_);
+  EXPECT_TRUE(channel_.send_ping());
+  say(peers, MessageType::kPong);
+  EXPECT_TRUE(receives(MessageType::kPong));
+  EXPECT_FALSE(channel_.is_being_made());
+}
+
+TEST_F(ChannelTest, NothingListensAtTheOnlyAddress_CannotBeMade) {
+  ASSERT_NO_FATAL_FAILURE(open(true));
+  peers_[0].reset();
+  channel_.move(now_);
+  channel_.advance(now_);
+  eventually([&] {
+    channel_.ready(now_);
+    return !channel_.may_be_made();
+  });
+  EXPECT_TRUE(channel_.is_being_made()) << "it is tried again";
+}
+
 TEST_F(ChannelTest, HasJustBeenMade_DoesNotMoveAtOnce) {
   ASSERT_NO_FATAL_FAILURE(open(false, 2));
   UniqueFd peers;
@@ -316,7 +357,7 @@ TEST_F(ChannelTest, PeerAnswersBeforeItIsAsked_StaysWhereItIs) {
   say(peer_, MessageType::kPong);
   EXPECT_TRUE(receives(MessageType::kPong));
   EXPECT_FALSE(channel_.is_being_made());
-  EXPECT_FALSE(channel_.awaits_answer());
+  EXPECT_FALSE(channel_.may_be_made());
 }
 
 TEST_F(ChannelTest, ResetMeanwhile_IsNotAccepted) {
