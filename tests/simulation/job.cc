@@ -97,7 +97,12 @@ class Process {
     netapi::Properties properties;
     if (!call_("table getProperties", [&] { return net_->properties(0, &properties); })) return false;
     if (properties.max_recvs < int{kMaxMembers}) call_.add_problem("maxRecvs is too low");
-    std::vector<int> devices(job_.ports[number_]);
+    int count = 0;
+    if (!call_("table devices", [&] { return net_->devices(&count); })) return false;
+    // A port whose link is down is left out.
+    const std::size_t ports = std::min<std::size_t>(job_.ports[number_], static_cast<std::size_t>(count));
+    if (ports < job_.ports[number_] && !job_.faults.may_leave_no_port()) call_.add_problem("a port is left out");
+    std::vector<int> devices(ports);
     std::iota(devices.begin(), devices.end(), 0);
     int merged = 0;
     if (devices.size() > 1 && !call_("table makeVDevice", [&] { return net_->make_vdevice(devices, &merged); })) {
