@@ -48,6 +48,7 @@ class Dial {
 
   const UniqueFd& socket() const { return socket_; }
   UniqueFd take_socket() { return std::move(socket_); }
+  IncomingMessage& reply() { return reply_; }
   const IncomingMessage& reply() const { return reply_; }
   // Why the peer has ended the handshake, if the peer has sent it.
   const std::string& refusal() const { return refusal_; }

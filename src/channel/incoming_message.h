@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/socket.h"
+#include "wire/authentication.h"
 #include "wire/handshake.h"
 
 namespace verbatim {
@@ -31,6 +32,16 @@ class IncomingMessage {
     if (!first || !*first) return first;
     return read_up_to(wire::kHeaderBytes + header_.body_bytes, socket);
   }
+
+  // Of a complete message, once: whether it ends with a MAC of `key`, see has_mac(). body() is without it.
+  bool authenticate(const wire::Key& key, std::span<const std::uint8_t> context = {}) {
+    if (!wire::has_mac(bytes_, key, context)) return false;
+    mac_ = wire::mac_of(bytes_);
+    bytes_.resize(bytes_.size() - wire::kMacBytes);
+    return true;
+  }
+
+  const wire::Mac& mac() const { return mac_; }
 
   bool begun() const { return filled_ != 0; }
   // Once the header has arrived.
@@ -58,6 +69,7 @@ class IncomingMessage {
   std::vector<std::uint8_t> bytes_;
   std::size_t filled_ = 0;
   wire::Header header_{};
+  wire::Mac mac_{};
   std::optional<std::uint16_t> other_version_;
 };
 

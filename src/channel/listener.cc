@@ -69,7 +69,9 @@ void Listener::open_further() {
 Result<sockaddr_storage> Listener::add(const wire::Secret& secret, int arrival) {
   const MutexLock lock(mutex_);
   if (const Status opened = open(); !opened) return opened.error();
-  listens_[secret].arrival = arrival;
+  Listen& added = listens_[wire::listen_id(secret)];
+  added.key = wire::hello_key(secret);
+  added.arrival = arrival;
   return sockets_.front().address;
 }
 
@@ -90,16 +92,16 @@ void Listener::release() noexcept {
   close_if_unused();
 }
 
-void Listener::remove(const wire::Secret& secret) noexcept {
+void Listener::remove(const wire::ListenId& id) noexcept {
   const MutexLock lock(mutex_);
   // Requests for this listen are rejected now: no later poll returns them.
   try {
     read_pending();
     static_cast<void>(accept_pending());
-    for (const ConnectRequest& request : listens_[secret].requests) reject(request.socket, kListenClosed);
+    for (const ConnectRequest& request : listens_[id].requests) reject(request.socket, kListenClosed);
   } catch (...) {  // no memory: the peers see only that the connection is closed
   }
-  listens_.erase(secret);
+  listens_.erase(id);
   close_if_unused();
 }
 
@@ -178,13 +180,13 @@ void reject(const UniqueFd& socket, const std::string& reason, std::uint16_t ver
   static_cast<void>(OutgoingMessage(wire::encode_reject(reason, version)).send(socket));
 }
 
-Result<std::vector<ConnectRequest>> Listener::poll(const wire::Secret& secret) {
+Result<std::vector<ConnectRequest>> Listener::poll(const wire::ListenId& id) {
   const MutexLock lock(mutex_);
   // Serves existing connections before accepting new ones: many new connections must not displace a peer whose hello
   // has already arrived.
   read_pending();
   if (const Status accepted = accept_pending(); !accepted) return accepted.error();
-  const auto listen = listens_.find(secret);
+  const auto listen = listens_.find(id);
   if (listen == listens_.end()) return std::vector<ConnectRequest>();
   return std::exchange(listen->second.requests, {});
 }
@@ -297,7 +299,7 @@ bool Listener::read_hello(PendingConnection& pending) {
   if (!first || !*first) return static_cast<bool>(first);
   const wire::ConnectionId id = wire::decode_connection_id(message.body());
   const bool resumes = message.type() == wire::MessageType::kResume;
-  const auto listen = listens_.find(id.secret);
+  const auto listen = listens_.find(id.listen);
   const bool connects = message.type() == wire::MessageType::kConnect && listen != listens_.end();
   if (!connects && !(resumes && message.body_bytes() == sizeof(wire::ConnectionEnd))) return false;
   const Result<bool> all = message.receive(pending.socket);
@@ -306,6 +308,7 @@ bool Listener::read_hello(PendingConnection& pending) {
     resume(pending);
     return false;
   }
+  if (!message.authenticate(listen->second.key)) return false;
   if (!listen->second.attempts.insert(id.attempt).second) return false;  // a replay
   listen->second.requests.push_back({std::move(pending.socket), std::move(message)});
   if (listen->second.arrival >= 0) ::eventfd_write(listen->second.arrival, 1);

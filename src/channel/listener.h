@@ -1,9 +1,10 @@
 // The TCP sockets of this process: one for connect requests, and one on each further interface, because peers may make
 // side channels again over any of them. Each listen, for messages or for RMA, has a secret. A hello begins with the
-// secret and a new attempt number: it is a connect request for the listen, which understands the rest. Until the secret
-// has come, a connection costs its descriptor and less than 1 KiB. A connection with another protocol version gets a
-// reject; any other connection is closed without a reply. The listener has no thread: each call of poll serves the
-// connections of all listens. While connections are established, the monitor calls it too, when a socket is readable.
+// name of the listen and a new attempt number. If its MAC shows the secret, it is a connect request for the listen,
+// which understands the rest. Until the name has come, a connection costs its descriptor and less than 1 KiB. A
+// connection with another protocol version gets a reject; any other connection is closed without a reply. The listener
+// has no thread: each call of poll serves the connections of all listens. While connections are established, the
+// monitor calls it too, when a socket is readable.
 #pragma once
 
 #include <poll.h>
@@ -27,11 +28,12 @@
 #include "base/unique_fd.h"
 #include "channel/incoming_message.h"
 #include "runtime/event_loop.h"
+#include "wire/authentication.h"
 #include "wire/handshake.h"
 
 namespace verbatim {
 
-// A peer whose hello has the secret of a listen.
+// A peer whose hello shows the secret of a listen.
 struct ConnectRequest {
   UniqueFd socket;
   IncomingMessage hello;
@@ -54,9 +56,9 @@ class Listener {
   // Returns the address for the peers' connects. `arrival`, if it is not -1, is an eventfd that is written when there
   // is a connect request, because another thread may have read its hello.
   Result<sockaddr_storage> add(const wire::Secret& secret, int arrival = -1) VERBATIM_EXCLUDES(mutex_);
-  // Rejects the connect requests for `secret`. When no listen and no connection is left, also closes the pending
+  // Rejects the connect requests for `id`. When no listen and no connection is left, also closes the pending
   // connections and the socket.
-  void remove(const wire::Secret& secret) noexcept VERBATIM_EXCLUDES(mutex_);
+  void remove(const wire::ListenId& id) noexcept VERBATIM_EXCLUDES(mutex_);
 
   // Under which peers may make side channels again, the address for connect requests first. Empty when this process
   // cannot listen. With `hold` the sockets stay open until release().
@@ -67,9 +69,9 @@ class Listener {
   // read hellos: their peers must learn that their listen is closed.
   void serve() VERBATIM_EXCLUDES(mutex_);
 
-  // Accepts connections and reads hellos, for all listens. Returns the connect requests for `secret` since the last
+  // Accepts connections and reads hellos, for all listens. Returns the connect requests for `id` since the last
   // call.
-  Result<std::vector<ConnectRequest>> poll(const wire::Secret& secret) VERBATIM_EXCLUDES(mutex_);
+  Result<std::vector<ConnectRequest>> poll(const wire::ListenId& id) VERBATIM_EXCLUDES(mutex_);
   // Appends the sockets that a thread waits for before it calls poll() again. Returns the time when it calls it in any
   // case, UINT64_MAX: none. Another thread may close a socket or accept a connection meanwhile, so the thread also
   // looks again after a while.
@@ -115,6 +117,7 @@ class Listener {
     wire::MessageType last;
   };
   struct Listen {
+    wire::Key key{};  // of the hellos
     int arrival = -1;
     std::vector<ConnectRequest> requests;
     std::set<std::uint64_t> attempts;  // of all hellos so far, to detect a replay
@@ -147,7 +150,7 @@ class Listener {
   bool shortage_reported_ VERBATIM_GUARDED_BY(mutex_) = false;  // accept fails for lack of descriptors or memory
   bool version_mismatch_reported_ VERBATIM_GUARDED_BY(mutex_) = false;
   std::list<PendingConnection> pending_ VERBATIM_GUARDED_BY(mutex_);
-  std::map<wire::Secret, Listen> listens_ VERBATIM_GUARDED_BY(mutex_);
+  std::map<wire::ListenId, Listen> listens_ VERBATIM_GUARDED_BY(mutex_);
   std::map<wire::ConnectionEnd, Connection> connections_ VERBATIM_GUARDED_BY(mutex_);
   std::deque<RemovedConnection> removed_ VERBATIM_GUARDED_BY(mutex_);  // the oldest first
   std::map<wire::ConnectionEnd, UniqueFd> resumed_ VERBATIM_GUARDED_BY(mutex_);

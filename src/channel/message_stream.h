@@ -61,7 +61,8 @@ class MessageStream {
   const std::uint32_t max_body_ = wire::kMaxNoticeBody;
   int send_error_ = 0;  // errno of a send that failed
   std::array<std::uint8_t, wire::kMaxNoticeBytes> received_;
-  std::array<std::uint8_t, wire::kMaxNoticeBytes + 4 * wire::kHeaderBytes> unsent_;
+  // Has room for a notice and the acknowledgement before it.
+  std::array<std::uint8_t, wire::kMaxNoticeBytes + wire::kHeaderBytes + sizeof(wire::Ack)> unsent_;
   std::size_t received_bytes_ = 0;
   std::size_t unsent_bytes_ = 0;
   std::unique_ptr<Long> long_;

@@ -66,18 +66,24 @@ Status Handshake::dial() {
   for (auto next = dialled_.begin(); next != dialled_.end();) {
     const auto dialled = next++;
     if (!dialled->ready) continue;
+    const wire::Secret& secret = handles_[dialled->rank].secret;
+    const wire::Key key = wire::hello_key(secret);
     const Result<bool> replied = dialled->dial.advance([&] {
       dialled->attempt = listen_.attempt++;
-      return wire::encode_rma_hello(wire::MessageType::kConnect, hello_for(dialled->rank, dialled->attempt));
+      const wire::RmaHello own = hello(wire::listen_id(secret), dialled->attempt);
+      std::vector<std::uint8_t> message = wire::with_mac(wire::encode_rma_hello(wire::MessageType::kConnect, own), key);
+      dialled->hello_mac = wire::mac_of(message);
+      return message;
     });
     if (!replied) return log_failure(*dialled, replied.error());
     if (!*replied) continue;
-    const std::optional<wire::RmaHello> welcome = read(dialled->dial.reply());
+    const bool is_known = dialled->dial.reply().authenticate(key, dialled->hello_mac);
+    const std::optional<wire::RmaHello> welcome = is_known ? read(dialled->dial.reply()) : std::nullopt;
     if (!welcome || welcome->rank != dialled->rank) {
       return log_failure(*dialled, {ErrorKind::kRemote, EPROTO, "handshake"});
     }
     add_peer(*welcome, dialled->dial.take_socket(),
-             {.connection = {handles_[dialled->rank].secret, dialled->attempt}, .connecting = 1});
+             {.connection = {wire::listen_id(secret), dialled->attempt}, .connecting = 1});
     dialled_.erase(dialled);
   }
   return {};
@@ -87,19 +93,20 @@ Status Handshake::dial() {
 Status Handshake::accept() {
   eventfd_t arrivals = 0;
   static_cast<void>(::eventfd_read(listen_.arrival.get(), &arrivals));
-  Result<std::vector<ConnectRequest>> requests = listen_.listener.poll(listen_.handle.secret);
+  Result<std::vector<ConnectRequest>> requests = listen_.listener.poll(listen_.id);
   if (!requests) return log("accepting connections on ", "", requests.error(), {});
   for (ConnectRequest& request : *requests) {
     if (!is_established(request.socket)) continue;  // the rank has given it up
-    std::optional<wire::RmaHello> hello = read(request.hello);
-    if (!hello || !expects(hello->rank)) {
+    std::optional<wire::RmaHello> peer = read(request.hello);
+    if (!peer || !expects(peer->rank)) {
       reject(request.socket,
              "rank " + std::to_string(rank_) + " of " + std::to_string(ranks()) + " does not expect it");
       continue;
     }
-    const wire::RmaHello welcome = hello_for(hello->rank, hello->attempt);
-    accepted_.push_back({std::move(*hello), std::move(request.socket),
-                         OutgoingMessage(wire::encode_rma_hello(wire::MessageType::kAccept, welcome))});
+    const std::vector<std::uint8_t> welcome =
+        wire::encode_rma_hello(wire::MessageType::kAccept, hello(listen_.id, peer->attempt));
+    OutgoingMessage reply(wire::with_mac(welcome, wire::hello_key(listen_.handle.secret), request.hello.mac()));
+    accepted_.push_back({std::move(*peer), std::move(request.socket), std::move(reply)});
   }
   for (auto next = accepted_.begin(); next != accepted_.end();) {
     const auto accepted = next++;
@@ -107,7 +114,7 @@ Status Handshake::accept() {
     if (sent && !*sent) continue;
     if (sent) {
       add_peer(accepted->peer, std::move(accepted->socket),
-               {.connection = {handles_[rank_].secret, accepted->peer.attempt}, .connecting = 0});
+               {.connection = {listen_.id, accepted->peer.attempt}, .connecting = 0});
     }
     accepted_.erase(accepted);
   }
@@ -116,12 +123,12 @@ Status Handshake::accept() {
 
 std::optional<wire::RmaHello> Handshake::read(const IncomingMessage& message) const {
   Result<wire::RmaHello> hello = wire::decode_rma_hello(message.body());
-  if (!hello || hello->secret != handles_[rank_].secret || hello->ranks != ranks()) return std::nullopt;
+  if (!hello || hello->ranks != ranks()) return std::nullopt;
   return std::move(*hello);
 }
 
-wire::RmaHello Handshake::hello_for(std::uint32_t rank, std::uint64_t attempt) const {
-  return {.secret = handles_[rank].secret,
+wire::RmaHello Handshake::hello(const wire::ListenId& listen, std::uint64_t attempt) const {
+  return {.listen = listen,
           .attempt = attempt,
           .ranks = ranks(),
           .rank = rank_,

@@ -57,6 +57,7 @@ class Handshake {
     std::uint32_t rank = 0;
     Dial dial;
     std::uint64_t attempt = 0;  // of its last hello
+    wire::Mac hello_mac = {};   // likewise
     bool ready = true;          // its socket has an event, or its time has come
   };
   // A rank that has connected to this one.
@@ -73,7 +74,7 @@ class Handshake {
   Status accept();
   // A hello, or the reply to one. nullopt: it is not of a rank of this communicator.
   std::optional<wire::RmaHello> read(const IncomingMessage& message) const;
-  wire::RmaHello hello_for(std::uint32_t rank, std::uint64_t attempt) const;
+  wire::RmaHello hello(const wire::ListenId& listen, std::uint64_t attempt) const;
   void add_peer(const wire::RmaHello& peer, UniqueFd socket, const wire::ConnectionEnd& own);
   // Until a connection can go on or a rank has connected.
   void wait(std::uint64_t now);

@@ -15,7 +15,7 @@ class Instance;
 struct ListenComm {
   ListenComm(Instance& instance, Listener& process_listener, const Port& its_port)
       : owner(&instance), listener(process_listener), port(&its_port) {}
-  ~ListenComm() { listener.remove(handle.secret); }
+  ~ListenComm() { listener.remove(id); }
   ListenComm(const ListenComm&) = delete;
   ListenComm& operator=(const ListenComm&) = delete;
 
@@ -23,6 +23,7 @@ struct ListenComm {
   Listener& listener;
   const Port* const port;
   wire::Handle handle;
+  wire::ListenId id;
   std::uint64_t attempt = 0;  // a random number: of the next hello
   UniqueFd arrival;           // an eventfd: a rank has connected
 };

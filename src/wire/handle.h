@@ -18,6 +18,14 @@ namespace verbatim::wire {
 constexpr std::size_t kHandleBytes = 128;
 
 using Secret = std::array<std::uint8_t, 16>;
+using PublicKey = std::array<std::uint8_t, 32>;
+
+// Names a listen: a hash of its secret.
+struct ListenId {
+  std::array<std::uint8_t, 16> bytes{};
+
+  auto operator<=>(const ListenId&) const = default;
+};
 
 // Identifies a peer, because the net interface does not pass ranks. Equal host_id and process_id mean the same process.
 struct PeerIdentity {

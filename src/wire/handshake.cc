@@ -29,7 +29,7 @@ void code_qp(Codec& codec, Qp& qp) {
 // All fields before the addresses.
 template <typename Codec, typename AnyHello>
 void code_hello(Codec& codec, AnyHello& hello) {
-  codec.fields(hello.secret, hello.attempt, hello.identity, hello.control_address, hello.capabilities,
+  codec.fields(hello.listen, hello.attempt, hello.key, hello.identity, hello.control_address, hello.capabilities,
                hello.traffic_class, hello.host, hello.pid);
 }
 
@@ -75,6 +75,11 @@ void put_header(std::span<std::uint8_t, kHeaderBytes> bytes, MessageType type, s
                 std::uint16_t version) {
   const Header header{kMessageMagic, version, type, static_cast<std::uint32_t>(body_bytes)};
   std::memcpy(bytes.data(), &header, sizeof header);
+}
+
+void put_body_bytes(std::span<std::uint8_t, kHeaderBytes> header, std::size_t body_bytes) {
+  const auto bytes = static_cast<std::uint32_t>(body_bytes);
+  std::memcpy(header.data() + offsetof(Header, body_bytes), &bytes, sizeof bytes);
 }
 
 std::vector<std::uint8_t> with_header(MessageType type, std::vector<std::uint8_t> message, std::uint16_t version) {

@@ -1,7 +1,7 @@
 // The handshake over the side channel that establishes a connection:
 //
 //   connecting side                      accepting side
-//        | ---- kConnect: Hello ------------> |    finds the listen comm by the secret, creates its QPs in state RTS
+//        | ---- kConnect: Hello ------------> |    finds the listen comm by its name, creates its QPs in state RTS
 //        | <--- kAccept: Hello -------------- |
 //    RTS | ---- kReady ---------------------> |    may write its first CTS entry
 //
@@ -12,9 +12,10 @@
 //        | ---- kResume: ConnectionEnd -----> |    finds its end, uses this side channel from now on
 //        | <--- kAck ------------------------ |
 //
-// All messages have the same header. kConnect, kAccept and kResume have the ConnectionId first. The ranks of an RMA
-// communicator exchange kConnect and kAccept, too, with another body behind it: wire/rma.h. kReject ends the handshake
-// and has the reason as text. wire/notice.h has the messages of an established connection.
+// All messages have the same header. kConnect, kAccept and kReady end with a MAC (wire/authentication.h). kConnect,
+// kAccept and kResume have the ConnectionId first. The ranks of an RMA communicator exchange kConnect and kAccept, too,
+// with another body behind it: wire/rma.h. kReject ends the handshake and has the reason as text. wire/notice.h has the
+// messages of an established connection.
 #pragma once
 
 #include <array>
@@ -99,9 +100,10 @@ struct HelloQp {
 
 // The body of kConnect and kAccept.
 struct Hello {
-  Secret secret{};  // of the listen comm: proves that the connecting side has its handle
+  ListenId listen;
   // Random, one for each connect; a hello that repeats it is a replay. The accepting side replies with the same number.
   std::uint64_t attempt = 0;
+  PublicKey key{};  // of the sender, new for this connection
   PeerIdentity identity;
   std::uint64_t control_address = 0;  // connecting side: its CTS ring; accepting side: its CompletionRecord
   std::uint32_t capabilities = 0;     // Capability bits
@@ -113,9 +115,9 @@ struct Hello {
   std::vector<HelloQp> qps;           // 1 to kMaxQps; QP i of one end is connected to QP i of the other
 };
 
-// Names a connection at both ends: the secret and the attempt number of its hellos.
+// Names a connection at both ends: the listen and the attempt number of its hellos.
 struct ConnectionId {
-  Secret secret{};
+  ListenId listen;
   std::uint64_t attempt = 0;
 
   auto operator<=>(const ConnectionId&) const = default;
@@ -138,6 +140,8 @@ std::vector<std::uint8_t> encode_reject(const std::string& reason, std::uint16_t
 
 void put_header(std::span<std::uint8_t, kHeaderBytes> bytes, MessageType type, std::size_t body_bytes,
                 std::uint16_t version = kProtocolVersion);
+// Changes the length.
+void put_body_bytes(std::span<std::uint8_t, kHeaderBytes> header, std::size_t body_bytes);
 // Of a message that begins with Header{}.
 std::vector<std::uint8_t> with_header(MessageType type, std::vector<std::uint8_t> message,
                                       std::uint16_t version = kProtocolVersion);

@@ -1,15 +1,15 @@
 // What the ranks of an RMA communicator send to each other over TCP: one connection for each pair of ranks.
 //
 //   connecting rank                       accepting rank
-//        | ---- kConnect: RmaHello ----------> |   has the secret of the accepting rank's listen
-//        | <--- kAccept: RmaHello ------------ |   has the secret of the connecting rank's listen
+//        | ---- kConnect: RmaHello ----------> |   names the accepting rank's listen
+//        | <--- kAccept: RmaHello ------------ |
 //        | <--> kExchange: RmaExchange <-----> |   one each way for each collective call, numbered from 0
 //        | <--> kRmaLane: RmaLane <----------> |   of a lane that has failed, or that comes back
 //        | <--> kClose or kFailed <----------> |   the last message of either side (wire/notice.h)
 //
-// Each rank knows the handles of all ranks, and so all secrets: the two hellos prove it. The messages have the header
-// of wire/handshake.h, and those after the hellos cross a side channel like that of a connection, which is made again
-// when it has ended with an error.
+// Each rank knows the handles of all ranks, and so all secrets: the MACs of the two hellos prove it. The messages have
+// the header of wire/handshake.h, and those after the hellos cross a side channel like that of a connection, which is
+// made again when it has ended with an error.
 #pragma once
 
 #include <array>
@@ -35,7 +35,7 @@ constexpr std::size_t kMaxRmaContexts = 4096;
 constexpr std::size_t kMaxRmaPorts = kMaxDevices;
 
 struct RmaHello {
-  Secret secret{};            // of the receiver's listen
+  ListenId listen = {};       // of the accepting rank
   std::uint64_t attempt = 0;  // as in Hello
   std::uint32_t ranks = 0;
   std::uint32_t rank = 0;               // of the sender

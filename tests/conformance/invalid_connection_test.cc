@@ -2,6 +2,7 @@
 // prevent the right peer from connecting.
 #include <arpa/inet.h>
 #include <malloc.h>
+#include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 
@@ -13,7 +14,9 @@
 #include <thread>
 
 #include "base/unique_fd.h"
+#include "channel/incoming_message.h"
 #include "conformance.h"
+#include "wire/authentication.h"
 #include "wire/handle.h"
 #include "wire/handshake.h"
 
@@ -64,18 +67,24 @@ class InvalidConnections : public Conformance {
   // A valid hello with this secret.
   static std::vector<std::uint8_t> make_hello(verbatim::wire::Secret secret) {
     verbatim::wire::Hello hello;
-    hello.secret = secret;
+    hello.listen = verbatim::wire::listen_id(secret);
+    static const verbatim::wire::KeyPair keys = *verbatim::wire::make_key_pair();
+    hello.key = keys.sent;
     hello.host = "invalid";
     hello.devices.resize(1);
     hello.devices[0].name = "softverbs0";
     hello.devices[0].mtu = 5;
     hello.devices[0].port = 1;
-    hello.devices[0].link_layer = 1;
+    hello.devices[0].link_layer = 2;  // Ethernet
+    hello.devices[0].gid = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 77, 0, 1};
+    hello.devices[0].gid_index = 3;
+    hello.devices[0].responder_reads = 16;
     hello.devices[0].max_message_bytes = 1U << 30;
     hello.devices[0].speed_mbps = 100'000;
     hello.qps.resize(1);
     hello.qps[0].number = 17;
-    return verbatim::wire::encode_hello(verbatim::wire::MessageType::kConnect, hello);
+    return verbatim::wire::with_mac(verbatim::wire::encode_hello(verbatim::wire::MessageType::kConnect, hello),
+                                    verbatim::wire::hello_key(secret));
   }
 };
 EVERY_VERSION(InvalidConnections);
@@ -249,6 +258,51 @@ TEST_P(InvalidConnections, ReplayAfterListenClosed_IsRejected) {
   EXPECT_LE(received, 0) << "the replayed hello got a reply";
   service().run([&] { EXPECT_OK(net().close_listen(other_comm)); });
   exchange_one(link, 1000);
+}
+
+// Who has recorded a hello, and sends it before it has come, gets the reply, and cannot answer.
+TEST_P(InvalidConnections, HelloWithoutTheSessionKey_IsNotAccepted) {
+  const std::vector<std::uint8_t> none = verbatim::wire::encode_ready();
+  for (const auto& ready : {none, verbatim::wire::with_mac(none, verbatim::wire::Key{})}) {
+    const End end{context(), 0};
+    Handle handle;
+    void* const listen_comm = listen(end, handle);
+    ASSERT_NE(listen_comm, nullptr);
+    const verbatim::UniqueFd socket = connect_tcp(decode(handle));
+    send_bytes(socket, make_hello(decode(handle).secret));
+    verbatim::IncomingMessage reply;
+    EXPECT_TRUE(eventually([&] {
+      void* recv_comm = nullptr;
+      EXPECT_OK(net().accept(listen_comm, &recv_comm));
+      pollfd waits{socket.get(), POLLIN, 0};
+      if (::poll(&waits, 1, 0) != 1) return false;
+      const verbatim::Result<bool> received = reply.receive(socket);
+      return received && *received;
+    }));
+    EXPECT_EQ(reply.type(), verbatim::wire::MessageType::kAccept);
+    send_bytes(socket, ready);
+    EXPECT_TRUE(eventually([&] {
+      void* recv_comm = nullptr;
+      const nccl::Result result = net().accept(listen_comm, &recv_comm);
+      EXPECT_EQ(recv_comm, nullptr);
+      return result != nccl::Result::kSuccess;
+    }));
+    service().run([&] { EXPECT_OK(net().close_listen(listen_comm)); });
+  }
+  take_warnings();
+}
+
+TEST_P(InvalidConnections, HelloWithAWrongMac_PeerIsServed) {
+  expect_peer_is_served([](const verbatim::wire::Handle& handle) {
+    std::vector<std::uint8_t> hello = make_hello(handle.secret);
+    hello.back() ^= 1;  // of its MAC
+    std::vector<verbatim::UniqueFd> sockets;
+    for (int i = 0; i < 3; ++i) {
+      sockets.push_back(connect_tcp(handle));
+      send_bytes(sockets.back(), hello);
+    }
+    return sockets;
+  });
 }
 
 TEST_P(InvalidConnections, TwoListens_HaveDifferentSecrets) {

@@ -4,6 +4,7 @@
 // same listen comm must still serve a correct peer.
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <algorithm>
@@ -20,6 +21,7 @@
 #include "net/context/context.h"
 #include "net/transfer/recv_comm.h"
 #include "net/transfer/send_comm.h"
+#include "wire/authentication.h"
 #include "wire/handle.h"
 #include "wire/handshake.h"
 #include "wire/notice.h"
@@ -56,9 +58,16 @@ wire::HelloDevice valid_device() {
   return device;
 }
 
-wire::Hello hello_of(fuzz::Input& input, const wire::Secret& secret) {
+// Of all peers.
+const wire::KeyPair& keys() {
+  static const wire::KeyPair made = *wire::make_key_pair();
+  return made;
+}
+
+wire::Hello hello_of(fuzz::Input& input, const wire::ListenId& listen) {
   wire::Hello hello;
-  hello.secret = secret;
+  hello.listen = listen;
+  hello.key = keys().sent;
   hello.host = "fuzz";
   hello.devices = {valid_device()};
   hello.qps = {{.number = 1}};
@@ -86,6 +95,7 @@ wire::Hello hello_of(fuzz::Input& input, const wire::Secret& secret) {
   if ((fields & 16) != 0) {
     hello.control_address = input.get<std::uint64_t>();
     hello.capabilities = input.get<std::uint32_t>();
+    if (hello.control_address % 4 == 0) hello.key = {};
     hello.addresses.resize(input.get<std::uint8_t>() % (wire::kMaxAddresses + 2));
   }
   if ((fields & 32) != 0) hello.traffic_class = input.get<std::int16_t>();
@@ -94,9 +104,9 @@ wire::Hello hello_of(fuzz::Input& input, const wire::Secret& secret) {
   return hello;
 }
 
-std::vector<std::uint8_t> resume_of(fuzz::Input& input, const wire::Secret& secret) {
+std::vector<std::uint8_t> resume_of(fuzz::Input& input, const wire::ListenId& listen) {
   const auto which = input.get<std::uint8_t>();
-  const wire::Notice resume = wire::Notice::resume({{secret, which % 16U}, which / 16U % 3U});
+  const wire::Notice resume = wire::Notice::resume({{listen, which % 16U}, which / 16U % 3U});
   return {resume.bytes().begin(), resume.bytes().end()};
 }
 
@@ -104,12 +114,15 @@ std::vector<std::uint8_t> resume_of(fuzz::Input& input, const wire::Secret& secr
 struct PeerMessage {
   std::vector<std::uint8_t> bytes;
   std::size_t piece = 0;
-  bool sends_ready = false;  // sends kReady, which ends a handshake, after `bytes`
-  bool keeps_open = false;   // keeps the socket open while the plugin is called 50 more times
-  bool has_secret = true;    // the message contains the secret
+  bool sends_ready = false;      // sends kReady, which ends a handshake, when the reply has come
+  std::uint8_t wrong_ready = 0;  // of four values one leaves out its MAC, one changes a byte
+  bool keeps_open = false;       // keeps the socket open while the plugin is called 50 more times
+  bool has_secret = true;        // the message shows the secret
 };
 
-PeerMessage make_message(fuzz::Input& input, wire::MessageType type, const wire::Secret& secret) {
+// `context`: of the MAC.
+PeerMessage make_message(fuzz::Input& input, wire::MessageType type, const wire::Secret& secret,
+                         std::span<const std::uint8_t> context = {}) {
   PeerMessage message;
   const auto flags = input.get<std::uint8_t>();
   message.sends_ready = (flags & 1) != 0;
@@ -117,33 +130,53 @@ PeerMessage make_message(fuzz::Input& input, wire::MessageType type, const wire:
   if ((flags & 4) != 0) type = static_cast<wire::MessageType>(input.get<std::uint8_t>() % 17);
   wire::Secret sent_secret = secret;
   if ((flags & 8) != 0) sent_secret[input.get<std::uint8_t>() % sent_secret.size()] ^= 1;
+  const wire::ListenId listen = wire::listen_id(secret);
   message.bytes = type == wire::MessageType::kReject   ? wire::encode_reject(text(input))
-                  : type == wire::MessageType::kResume ? resume_of(input, sent_secret)
-                                                       : wire::encode_hello(type, hello_of(input, sent_secret));
+                  : type == wire::MessageType::kResume ? resume_of(input, listen)
+                                                       : wire::encode_hello(type, hello_of(input, listen));
   for (int i = flags >> 4 & 3; i > 0; --i) {
     message.bytes[input.get<std::uint16_t>() % message.bytes.size()] = input.get<std::uint8_t>();
   }
   if ((flags & 64) != 0) message.bytes.resize(input.get<std::uint16_t>() % (message.bytes.size() + 1));
   message.piece = (flags & 128) != 0 ? 1 + input.get<std::uint8_t>() : message.bytes.size();
-  const auto secret_begin = message.bytes.begin() + wire::kHeaderBytes;
-  message.has_secret = message.bytes.size() >= wire::kHeaderBytes + secret.size() &&
-                       std::equal(secret.begin(), secret.end(), secret_begin);
+  const bool ends_with_mac = type != wire::MessageType::kReject && type != wire::MessageType::kResume &&
+                             message.bytes.size() >= wire::kHeaderBytes && input.get<std::uint8_t>() % 4 != 1;
+  if (ends_with_mac) message.bytes = wire::with_mac(std::move(message.bytes), wire::hello_key(sent_secret), context);
+  message.has_secret = ends_with_mac && sent_secret == secret;
+  message.wrong_ready = input.get<std::uint8_t>();
   return message;
 }
 
-// Sends the message, and kReady after it if `sends_ready` is set, in pieces. Calls `poll` after each piece. Errors are
-// ignored, because the plugin may have closed the socket.
+// Sends the message in pieces. Calls `poll` after each piece. Errors are ignored, because the plugin may have closed
+// the socket.
 template <typename Poll>
 void send_message(const UniqueFd& socket, const PeerMessage& message, Poll poll) {
-  std::vector<std::uint8_t> all = message.bytes;
-  const std::vector<std::uint8_t> ready = wire::encode_ready();
-  if (message.sends_ready) all.insert(all.end(), ready.begin(), ready.end());
+  const std::vector<std::uint8_t>& all = message.bytes;
   for (std::size_t at = 0; at < all.size();) {
     const std::size_t count = std::min(std::max<std::size_t>(message.piece, 1), all.size() - at);
     static_cast<void>(::send(socket.get(), all.data() + at, count, MSG_NOSIGNAL));
     at += count;
     poll();
   }
+}
+
+// kReady for the reply, if that has come, or something else.
+void send_ready(const UniqueFd& socket, const PeerMessage& message, const wire::Secret& secret) {
+  pollfd waits{socket.get(), POLLIN, 0};
+  if (!message.has_secret || ::poll(&waits, 1, 0) != 1) return;
+  IncomingMessage reply;
+  const Result<bool> received = reply.receive(socket);
+  const wire::Key key = wire::hello_key(secret);
+  if (!received || !*received || !reply.authenticate(key, wire::mac_of(message.bytes))) return;
+  const Result<wire::Hello> hello = wire::decode_hello(reply.body());
+  require(!!hello, "a reply can be decoded");
+  const std::optional<wire::Key> session =
+      wire::session_key(key, keys(), hello->key, wire::mac_of(message.bytes), reply.mac());
+  require(session.has_value(), "a reply has a public key");
+  std::vector<std::uint8_t> ready = wire::encode_ready();
+  if (message.wrong_ready % 4 != 1) ready = wire::with_mac(std::move(ready), *session);
+  if (message.wrong_ready % 4 == 2) ready[message.wrong_ready / 4 % ready.size()] ^= 1;
+  static_cast<void>(::send(socket.get(), ready.data(), ready.size(), MSG_NOSIGNAL));
 }
 
 UniqueFd tcp_socket() {
@@ -185,6 +218,8 @@ void test_accept(Context& context, fuzz::Input& input) {
             "a TCP connect to the listener succeeds");
     send_message(client, message, accept);
     for (int i = 0; message.keeps_open && i < 50; ++i) accept();
+    if (message.sends_ready) send_ready(client, message, handle->secret);
+    for (int i = 0; message.keeps_open && i < 50; ++i) accept();
   }
   for (int i = 0; i < 50; ++i) accept();
   require(message.has_secret || (accepted.empty() && !failed),
@@ -223,10 +258,10 @@ void test_connect(Context& context, fuzz::Input& input) {
   handle.device_count = static_cast<std::uint8_t>(1 + input.get<std::uint8_t>() % wire::kMaxDevices);
   HandleBytes bytes{};
   wire::encode_handle(handle, bytes);
-  const PeerMessage message = make_message(input, wire::MessageType::kAccept, handle.secret);
 
   SendComm* send = nullptr;
   bool failed = false;
+  bool shows_secret = false;
   const auto connect = [&] {
     if (failed || send != nullptr) return true;
     const Result<SendComm*> comm = context.connect(0, bytes, -1);
@@ -242,12 +277,29 @@ void test_connect(Context& context, fuzz::Input& input) {
       socket = UniqueFd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
       return static_cast<bool>(socket);
     });
-    send_message(socket, message, connect);
-    for (int i = 0; message.keeps_open && i < 50; ++i) connect();
+    IncomingMessage first;
+    bool has_come = false;
+    await("connect sends a hello", [&] {
+      if (connect()) return true;
+      const Result<bool> received = first.receive(socket);
+      has_come = received && *received;
+      return !received || *received;
+    });
+    if (has_come) {
+      require(first.authenticate(wire::hello_key(handle.secret)), "a hello shows the secret");
+      wire::Mac hello_mac = first.mac();
+      const bool is_right = input.get<std::uint8_t>() % 8 != 1;
+      if (!is_right) hello_mac[input.get<std::uint8_t>() % hello_mac.size()] ^= 1;
+      PeerMessage message = make_message(input, wire::MessageType::kAccept, handle.secret, hello_mac);
+      message.has_secret = message.has_secret && is_right;
+      shows_secret = message.has_secret;
+      send_message(socket, message, connect);
+      for (int i = 0; message.keeps_open && i < 50; ++i) connect();
+    }
   }
   listener.reset();  // a connector that retries its TCP connection is refused from here on
   await("connect ends", connect);
-  require(send == nullptr || message.has_secret, "connect succeeds only with a reply that contains the secret");
+  require(send == nullptr || shows_secret, "connect succeeds only with a reply that shows the secret");
   if (send != nullptr) {
     send->progress();
     context.close(*send);

@@ -20,9 +20,11 @@
 #include "base/log.h"
 #include "base/socket.h"
 #include "base/unique_fd.h"
+#include "channel/incoming_message.h"
 #include "fuzz.h"
 #include "rma/context_posting.h"
 #include "rma/instance.h"
+#include "wire/authentication.h"
 #include "wire/handle.h"
 #include "wire/notice.h"
 #include "wire/rma.h"
@@ -56,9 +58,9 @@ bool change_bytes(fuzz::Input& input, std::uint8_t flags, Bytes& message) {
 }
 
 Bytes hello(fuzz::Input& input, wire::MessageType type, const wire::Secret& secret, std::uint32_t rank) {
-  wire::RmaHello hello{.secret = secret, .ranks = kRanks, .rank = rank, .pid = 7, .host = "fuzz"};
+  wire::RmaHello hello{.listen = wire::listen_id(secret), .ranks = kRanks, .rank = rank, .pid = 7, .host = "fuzz"};
   const auto fields = input.get<std::uint8_t>();
-  if ((fields & 1) != 0) hello.secret[input.get<std::uint8_t>() % hello.secret.size()] ^= 1;
+  if ((fields & 1) != 0) hello.listen.bytes[input.get<std::uint8_t>() % hello.listen.bytes.size()] ^= 1;
   if ((fields & 2) != 0) hello.ranks = input.get<std::uint32_t>();
   if ((fields & 4) != 0) hello.rank = input.get<std::uint8_t>() % 4;
   if ((fields & 8) != 0) {
@@ -206,23 +208,37 @@ class HostileRank {
     handle_.address = *address;
     handle_.secret.fill(0x5e);
     const wire::MessageType type = rank_ == 0 ? wire::MessageType::kConnect : wire::MessageType::kAccept;
-    correct_ = wire::encode_rma_hello(
-        type, {.secret = other_.secret, .ranks = kRanks, .rank = rank_, .pid = 7, .host = "fuzz"});
+    const wire::Secret& secret = rank_ == 0 ? other_.secret : handle_.secret;
+    key_ = wire::hello_key(secret);
+    const auto correct = [&](std::uint64_t attempt) {
+      return wire::with_mac(wire::encode_rma_hello(type, {.listen = wire::listen_id(secret),
+                                                          .attempt = attempt,
+                                                          .ranks = kRanks,
+                                                          .rank = rank_,
+                                                          .pid = 7,
+                                                          .host = "fuzz"}),
+                            key_);
+    };
     const auto flags = input.get<std::uint8_t>();
-    first_ = hello(input, type, other_.secret, rank_);
+    first_ = hello(input, type, secret, rank_);
     change_bytes(input, flags, first_);
     if ((flags & 32) != 0) unknown_count_ += input.get<std::uint8_t>();
     piece_ = (flags & 16) != 0 ? 1 + input.get<std::uint8_t>() % 32 : std::size_t{1} << 20;
     script_ = make_script(input, contexts);
+    has_mac_ = input.get<std::uint8_t>() % 4 != 1 && first_.size() >= wire::kHeaderBytes;
+    wrong_context_ = input.get<std::uint8_t>() % 4 == 1 ? 1 : 0;
+    if (has_mac_ && rank_ == 0) first_ = wire::with_mac(std::move(first_), key_);
+    correct_ = correct(0);
+    if (first_ != correct_) correct_ = correct(1);  // the first one may have used up its attempt number
   }
 
   const wire::Handle& handle() const { return handle_; }
   std::uint64_t registered() const { return script_.registered; }
   // Whether its handshake can succeed: rank 0 connects again as a correct rank.
-  bool has_secret() const { return rank_ == 0 || shows_secret(); }
+  bool has_secret() const { return rank_ == 0 || (has_mac_ && wrong_context_ == 0); }
 
   // Whether the other end must connect: a connection without its secret came before that of a correct rank.
-  bool must_connect() const { return rank_ == 0 && script_.connects && !shows_secret(); }
+  bool must_connect() const { return rank_ == 0 && script_.connects && !may_be_taken(); }
 
   void begin() {
     thread_ = std::thread([this] { rank_ == 0 ? connect() : accept(); });
@@ -234,9 +250,11 @@ class HostileRank {
   }
 
  private:
-  bool shows_secret() const {
-    return first_.size() >= wire::kHeaderBytes + other_.secret.size() &&
-           std::equal(other_.secret.begin(), other_.secret.end(), first_.begin() + wire::kHeaderBytes);
+  // Whether the first message of rank 0 shows the secret of the listen that it names.
+  bool may_be_taken() const {
+    const wire::ListenId id = wire::listen_id(other_.secret);
+    return has_mac_ && first_.size() >= wire::kHeaderBytes + sizeof id &&
+           std::equal(id.bytes.begin(), id.bytes.end(), first_.begin() + wire::kHeaderBytes);
   }
   // Rank 0 connects to rank 1. A first message that is not that of a rank comes over one or more connections. A correct
   // one follows, over another connection.
@@ -248,7 +266,7 @@ class HostileRank {
         send(one, first_);
       }
       wait_until_readable(unknown.back(), kRestMs);
-      if (shows_secret()) unknown.clear();  // one of them may be taken for the rank
+      if (may_be_taken()) unknown.clear();  // one of them may be taken for the rank
     }
     const UniqueFd socket = connected();
     send(socket, correct_);
@@ -265,7 +283,14 @@ class HostileRank {
     if (over_) return;
     const UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     wait_until_readable(socket, kMaxHandshakeMs);
-    send(socket, first_);
+    if (over_) return;
+    IncomingMessage hello;
+    const Result<bool> received = hello.receive(socket);  // it comes in one piece
+    if (!received || !*received) return;
+    require(hello.authenticate(key_), "a hello shows the secret");
+    wire::Mac context = hello.mac();
+    context[0] ^= wrong_context_;
+    send(socket, has_mac_ ? wire::with_mac(first_, key_, context) : first_);
     play(socket);
   }
 
@@ -293,7 +318,10 @@ class HostileRank {
   const UniqueFd listener_;
   wire::Handle handle_;
   Bytes correct_;
+  wire::Key key_{};  // of the hellos
   Bytes first_;
+  bool has_mac_ = false;
+  std::uint8_t wrong_context_ = 0;  // changes the MAC of the reply
   std::size_t piece_ = 0;
   std::size_t unknown_count_ = 1;
   Script script_;

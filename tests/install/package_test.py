@@ -99,8 +99,14 @@ class Deb(unittest.TestCase):
         self.dpkg("--install", *packages)
         plugin = list((self.root / "usr/lib").glob("*/libnccl-net-verbatim.so"))
         self.assertEqual(len(plugin), 1)
-        notices = {file.name for file in (self.root / "usr/share/doc/verbatim-tools/libraries").iterdir()}
-        self.assertEqual(notices, {"libcli11-dev", "libevent-dev", "libfmt-dev", "libncurses-dev", "nlohmann-json3-dev"})
+        notices = {
+            package: {file.name for file in (self.root / "usr/share/doc" / package / "libraries").iterdir()}
+            for package in ("libnccl-net-verbatim", "verbatim-tools")
+        }
+        self.assertEqual(notices["libnccl-net-verbatim"], {"libsodium-dev"})
+        self.assertEqual(
+            notices["verbatim-tools"], {"libcli11-dev", "libevent-dev", "libfmt-dev", "libncurses-dev", "nlohmann-json3-dev"}
+        )
         check_tools(self, self.root / "usr/bin")
         self.dpkg("--remove", *PACKAGES)
         self.assertEqual(self.files(), [])

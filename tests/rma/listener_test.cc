@@ -21,6 +21,7 @@
 #include "base/socket.h"
 #include "base/unique_fd.h"
 #include "ranks.h"
+#include "wire/authentication.h"
 #include "wire/handle.h"
 #include "wire/rma.h"
 
@@ -56,7 +57,12 @@ bool send_all(const UniqueFd& socket, std::span<const std::uint8_t> bytes) {
   return true;
 }
 
-// Of a hello with an unknown secret: up to the last byte before that is known.
+Bytes hello_to(const wire::Handle& other, wire::RmaHello hello) {
+  hello.listen = wire::listen_id(other.secret);
+  return wire::with_mac(wire::encode_rma_hello(wire::MessageType::kConnect, hello), wire::hello_key(other.secret));
+}
+
+// Of a hello to an unknown listen: up to the last byte before that is known.
 Bytes beginning_of_hello() {
   Bytes message = wire::encode_rma_hello(wire::MessageType::kConnect, {});
   message.resize(wire::kHeaderBytes + sizeof(wire::ConnectionId) - 1);
@@ -234,9 +240,7 @@ TEST_F(RmaListener, HelloOfAnotherNumberOfRanks_IsRefusedWithReason) {
     if (rank.number() == 0) {
       const wire::Handle other = handle_of(rank, 1);
       socket = connection_to(other.address);
-      EXPECT_TRUE(send_all(
-          socket, wire::encode_rma_hello(wire::MessageType::kConnect,
-                                         {.secret = other.secret, .attempt = 1, .ranks = 3, .host = "other"})));
+      EXPECT_TRUE(send_all(socket, hello_to(other, {.attempt = 1, .ranks = 3, .host = "other"})));
     }
     rank.connect();
     EXPECT_NE(rank.coll, nullptr);
@@ -281,9 +285,7 @@ TEST_F(RmaListener, MessagesAboutLanesComeTooEarly_AreRefused) {
     }
     const wire::Handle other = handle_of(rank, 1);
     const UniqueFd socket = connection_to(other.address);
-    EXPECT_TRUE(
-        send_all(socket, wire::encode_rma_hello(wire::MessageType::kConnect,
-                                                {.secret = other.secret, .ranks = 2, .rank = 0, .host = "other"})));
+    EXPECT_TRUE(send_all(socket, hello_to(other, {.ranks = 2, .rank = 0, .host = "other"})));
     EXPECT_TRUE(send_all(socket, wire::encode_rma_exchange({.call = wire::RmaCall::kReady, .body = {1}})));
     const Bytes message = wire::encode_rma_lane({.set = 0, .psns = std::vector<std::uint32_t>(wire::kMaxRmaContexts)});
     for (int i = 0; i < 200 && send_all(socket, message); ++i) continue;  // 3 MiB

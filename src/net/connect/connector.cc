@@ -32,12 +32,13 @@ std::shared_ptr<EndpointReservation> reserve(const ConnectSettings& settings, co
 }  // namespace
 
 Connector::Connector(const ConnectSettings& settings, std::vector<const Port*> ports, const wire::Handle& handle,
-                     int traffic_class, std::uint64_t attempt)
+                     int traffic_class, std::uint64_t attempt, const wire::KeyPair& keys)
     : settings_(settings),
       ports_(std::move(ports)),
       handle_(handle),
       traffic_class_(traffic_class),
       attempt_(attempt),
+      keys_(keys),
       deadline_ns_(monotonic_ns() + settings.comm.config.connect_timeout_s * kNanosecondsPerSecond),
       reservation_(reserve(settings, ports_, handle)),
       dial_(handle.address, settings.local_address, deadline_ns_),
@@ -86,7 +87,8 @@ Result<bool> Connector::take_endpoint(VerbBudget& budget) {
 
 wire::Hello Connector::make_hello() {
   wire::Hello hello = comm_->hello();
-  hello.secret = handle_.secret;
+  hello.listen = wire::listen_id(handle_.secret);
+  hello.key = keys_.sent;
   hello.identity = settings_.identity(*ports_.front());
   hello.traffic_class = static_cast<std::int16_t>(traffic_class_);
   hello.attempt = attempt_++;
@@ -96,12 +98,20 @@ wire::Hello Connector::make_hello() {
 
 Result<bool> Connector::dial() {
   settings_.listener.serve();  // two processes that wait for each other's closed listens must end
-  const Result<bool> replied =
-      dial_.advance([this] { return wire::encode_hello(wire::MessageType::kConnect, make_hello()); });
+  const wire::Key key = wire::hello_key(handle_.secret);
+  const Result<bool> replied = dial_.advance([&] {
+    std::vector<std::uint8_t> hello =
+        wire::with_mac(wire::encode_hello(wire::MessageType::kConnect, make_hello()), key);
+    hello_mac_ = wire::mac_of(hello);
+    return hello;
+  });
   if (!replied || !*replied) return replied;
+  if (!dial_.reply().authenticate(key, hello_mac_)) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
   Result<wire::Hello> hello = wire::decode_hello(dial_.reply().body());
   if (!hello) return Error{ErrorKind::kRemote, EPROTO, hello.error().operation};
-  if (hello->secret != handle_.secret) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
+  const std::optional<wire::Key> session = wire::session_key(key, keys_, hello->key, hello_mac_, dial_.reply().mac());
+  if (!session) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
+  session_ = *session;
   remote_ = std::move(*hello);
   return true;
 }
@@ -109,7 +119,7 @@ Result<bool> Connector::dial() {
 Result<bool> Connector::connect_qps(VerbBudget& budget) {
   const Result<bool> connected = comm_->connect(remote_, traffic_class_, budget);
   if (!connected || !*connected) return connected;
-  ready_ = OutgoingMessage(wire::encode_ready());
+  ready_ = OutgoingMessage(wire::with_mac(wire::encode_ready(), session_));
   return true;
 }
 

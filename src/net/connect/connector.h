@@ -16,6 +16,7 @@
 #include "channel/dial.h"
 #include "net/connect/connect_settings.h"
 #include "net/transfer/send_comm.h"
+#include "wire/authentication.h"
 #include "wire/handle.h"
 
 namespace verbatim {
@@ -23,9 +24,9 @@ namespace verbatim {
 class Connector {
  public:
   // Reserves the place of this connection in the QP order of the communicator. `attempt`: a random number, the attempt
-  // number of the first hello; each further hello has the next number.
+  // number of the first hello; each further hello has the next number. `keys`: made for this connection.
   Connector(const ConnectSettings& settings, std::vector<const Port*> ports, const wire::Handle& handle,
-            int traffic_class, std::uint64_t attempt);
+            int traffic_class, std::uint64_t attempt, const wire::KeyPair& keys);
 
   ~Connector();
   Connector(const Connector&) = delete;
@@ -55,12 +56,15 @@ class Connector {
   const wire::Handle handle_;
   const int traffic_class_;
   std::uint64_t attempt_;
+  const wire::KeyPair keys_;
   const std::uint64_t deadline_ns_;
   State state_ = State::kCreateQps;
   std::shared_ptr<EndpointReservation> reservation_;  // until the QPs are taken
   Dial dial_;
   OutgoingMessage ready_;
   wire::Hello remote_;  // of the reply
+  wire::Mac hello_mac_{};
+  wire::Key session_{};
   // The peer may make the side channel again over these. The listener is held until the monitor knows the connection.
   const std::vector<wire::Address> addresses_;
   std::unique_ptr<SendComm> comm_;

@@ -45,11 +45,11 @@ ListenComm::~ListenComm() {
     for (const Handshake& handshake : handshakes_) send_reason(handshake, ErrorKind::kNone, kListenClosed);
   } catch (...) {  // no memory: the peers see an end of file
   }
-  settings_.listener.remove(handle_.secret);
+  settings_.listener.remove(id_);
 }
 
 Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
-  Result<std::vector<ConnectRequest>> requests = settings_.listener.poll(handle_.secret);
+  Result<std::vector<ConnectRequest>> requests = settings_.listener.poll(id_);
   if (!requests) {
     VERBATIM_WARN("accepting connections at %s failed: %s", to_string(handle_.address).c_str(),
                   to_string(requests.error()).c_str());
@@ -100,7 +100,7 @@ void ListenComm::begin(ConnectRequest request) {
                                    .announced = settings_.endpoints.announced(CommKind::kRecv)});
   const std::uint64_t timeout_ns = settings_.comm.config.connect_timeout_s * kNanosecondsPerSecond;
   handshakes_.push_back({describe_peer(*hello, request.socket), std::move(request.socket), std::move(*hello),
-                         std::move(reservation), monotonic_ns() + timeout_ns});
+                         request.hello.mac(), std::move(reservation), monotonic_ns() + timeout_ns});
 }
 
 Result<bool> ListenComm::advance(Handshake& handshake, VerbBudget& budget) const {
@@ -138,18 +138,30 @@ Result<bool> ListenComm::connect_qps(Handshake& handshake, VerbBudget& budget) c
   const int traffic_class = settings_.traffic_class >= 0 ? settings_.traffic_class : peer.traffic_class;
   const Result<bool> connected = handshake.comm->connect(peer, traffic_class, budget);
   if (!connected || !*connected) return connected;
+  const Result<wire::KeyPair> keys = wire::make_key_pair();
+  if (!keys) return keys.error();
   wire::Hello hello = handshake.comm->hello();
-  hello.secret = handle_.secret;
+  hello.listen = id_;
+  hello.key = keys->sent;
   hello.identity = handle_.listener;
   hello.attempt = peer.attempt;
   hello.addresses = settings_.listener.addresses(Listener::Use::kLook);
-  handshake.accept_message = OutgoingMessage(wire::encode_hello(wire::MessageType::kAccept, hello));
+  const wire::Key key = wire::hello_key(handle_.secret);
+  std::vector<std::uint8_t> reply =
+      wire::with_mac(wire::encode_hello(wire::MessageType::kAccept, hello), key, handshake.hello_mac);
+  const std::optional<wire::Key> session =
+      wire::session_key(key, *keys, peer.key, handshake.hello_mac, wire::mac_of(reply));
+  if (!session) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
+  handshake.session = *session;
+  handshake.accept_message = OutgoingMessage(std::move(reply));
   return true;
 }
 
 Result<bool> ListenComm::receive_ready(Handshake& handshake) {
   const Result<bool> received = handshake.ready_message.receive(handshake.socket);
-  if (!received || !*received || handshake.ready_message.type() == wire::MessageType::kReady) return received;
+  if (!received || !*received) return received;
+  const bool is_ready = handshake.ready_message.type() == wire::MessageType::kReady;
+  if (is_ready && handshake.ready_message.authenticate(handshake.session)) return true;
   return Error{ErrorKind::kRemote, EPROTO, "handshake"};
 }
 

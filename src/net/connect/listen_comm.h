@@ -39,20 +39,22 @@ class ListenComm {
     enum class State : std::uint8_t { kCreateQps, kConnectQps, kSendAccept, kReceiveReady, kEstablished };
     std::string peer;  // name and address, for messages: a reset socket has no address any more
     UniqueFd socket;
-    wire::Hello hello;                                 // the peer's
+    wire::Hello hello;  // the peer's
+    wire::Mac hello_mac;
     std::shared_ptr<EndpointReservation> reservation;  // its place in the QP order of the communicator
     std::uint64_t deadline_ns = 0;
     State state = State::kCreateQps;
     std::unique_ptr<RecvComm> comm = nullptr;
     OutgoingMessage accept_message = {};
     IncomingMessage ready_message = {};
+    wire::Key session = {};  // for kReady
 
     // Why kConnectQps has not ended yet; see Endpoint::unresolved.
     std::optional<Error> unresolved() const { return comm != nullptr ? comm->endpoint().unresolved() : std::nullopt; }
   };
 
   ListenComm(const ConnectSettings& settings, std::vector<const Port*> ports, const wire::Handle& handle)
-      : settings_(settings), ports_(std::move(ports)), handle_(handle) {}
+      : settings_(settings), ports_(std::move(ports)), handle_(handle), id_(wire::listen_id(handle.secret)) {}
 
   void begin(ConnectRequest request);
   // Goes as far as it can. Returns whether the connection is established.
@@ -71,6 +73,7 @@ class ListenComm {
   const ConnectSettings& settings_;
   const std::vector<const Port*> ports_;
   const wire::Handle handle_;
+  const wire::ListenId id_;
   std::list<Handshake> handshakes_;
 };
 

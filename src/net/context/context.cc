@@ -394,10 +394,12 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
     }
     const Result<std::uint64_t> fresh = random_id();
     if (!fresh) return fresh.error();
+    const Result<wire::KeyPair> keys = wire::make_key_pair();
+    if (!keys) return keys.error();
     token = *fresh;
     std::unique_ptr<Connector> made =
         std::make_unique<Connector>(connect_settings_, std::move(*connect_ports), *handle,
-                                    traffic_class < 0 ? connect_settings_.traffic_class : traffic_class, token);
+                                    traffic_class < 0 ? connect_settings_.traffic_class : traffic_class, token, *keys);
     connector = made.get();
     const MutexLock lock(mutex_);
     connectors_.emplace(token, std::move(made));

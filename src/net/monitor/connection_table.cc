@@ -21,7 +21,7 @@ wire::ConnectionStatus MonitoredConnection::status(std::uint64_t now) const {
 
 wire::ConnectionEnd MonitoredConnection::end() const {
   const wire::Hello& remote = comm->endpoint().remote();
-  return {{remote.secret, remote.attempt}, comm->kind() == CommKind::kSend ? 1U : 0U};
+  return {{remote.listen, remote.attempt}, comm->kind() == CommKind::kSend ? 1U : 0U};
 }
 
 void MonitoredConnection::send_failure_notice() {

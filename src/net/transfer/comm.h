@@ -51,8 +51,8 @@ class Comm {
   // False: not yet, see Endpoint::connect.
   virtual Result<bool> connect(const wire::Hello& remote, int traffic_class, VerbBudget& budget) = 0;
 
-  // The hello of this end. The caller adds the secret, the identity and, in a connect request, the traffic class and
-  // the attempt number.
+  // The hello of this end. The caller adds the listen, the keys, the identity and, in a connect request, the traffic
+  // class and the attempt number.
   wire::Hello hello() const;
 
   // The failure of connect(), or of an earlier step of the handshake: diagnosis and, if a QP could not be modified,

@@ -59,7 +59,7 @@ class ChannelTest : public ::testing::Test {
     ASSERT_TRUE(own);
     channel_.set_socket(std::move(*own));
     peer_ = accepted();
-    const wire::ConnectionEnd end{.connection = {.secret = {}, .attempt = 7}, .connecting = connects ? 1U : 0U};
+    const wire::ConnectionEnd end{.connection = {.listen = {}, .attempt = 7}, .connecting = connects ? 1U : 0U};
     ASSERT_TRUE(channel_.open(process_, {end, std::span(addresses_).first(addresses)}));
     opened_ = true;
   }
@@ -596,7 +596,7 @@ class ChannelPair : public ::testing::Test {
     ASSERT_TRUE(accepted && *accepted);
     ends_[1]->channel.set_socket(std::move(**accepted));
     for (std::size_t i = 0; i < 2; ++i) {
-      const wire::ConnectionEnd end{.connection = {.secret = {}, .attempt = 7}, .connecting = i == 0 ? 1U : 0U};
+      const wire::ConnectionEnd end{.connection = {.listen = {}, .attempt = 7}, .connecting = i == 0 ? 1U : 0U};
       ASSERT_TRUE(ends_[i]->channel.open(ends_[i]->process, {end, ends_[1 - i]->addresses}));
     }
   }

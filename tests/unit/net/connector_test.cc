@@ -68,17 +68,49 @@ TEST_F(ConnectorTest, AddressOfInterfaceFails_ConnectsFromAnyAddress) {
   const LogCapture log;
   const sockaddr_storage removed = ipv4("203.0.113.7");
   const ConnectSettings settings{comm_settings_, pool_, listener_, removed, "eth7 203.0.113.7", {}, -1};
-  Connector connector(settings, {&port_}, handle_, -1, 1);
+  Connector connector(settings, {&port_}, handle_, -1, 1, {});
   std::vector<ConnectRequest> requests;
   const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   while (requests.empty() && std::chrono::steady_clock::now() < end) {
     ASSERT_TRUE(connector.advance()) << testing::PrintToString(log.warnings());
-    Result<std::vector<ConnectRequest>> found = listener_.poll(handle_.secret);
+    Result<std::vector<ConnectRequest>> found = listener_.poll(wire::listen_id(handle_.secret));
     ASSERT_TRUE(found);
     requests = std::move(*found);
   }
   ASSERT_EQ(requests.size(), 1U) << "the hello has arrived";
   EXPECT_TRUE(log.warnings().empty());
+}
+
+// Who has recorded a reply, or knows no secret, is not taken for the peer.
+TEST_F(ConnectorTest, ReplyToAnotherHello_Fails) {
+  const wire::Key key = wire::hello_key(handle_.secret);
+  for (const bool has_secret : {true, false}) {
+    const LogCapture log;
+    const ConnectSettings settings{comm_settings_, pool_, listener_, ipv4("127.0.0.1"), "lo 127.0.0.1", {}, -1};
+    const Result<wire::KeyPair> keys = wire::make_key_pair();
+    ASSERT_TRUE(keys);
+    Connector connector(settings, {&port_}, handle_, -1, has_secret ? 1 : 100, *keys);
+    std::vector<ConnectRequest> requests;
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    while (requests.empty() && std::chrono::steady_clock::now() < end) {
+      ASSERT_TRUE(connector.advance()) << testing::PrintToString(log.warnings());
+      Result<std::vector<ConnectRequest>> found = listener_.poll(wire::listen_id(handle_.secret));
+      ASSERT_TRUE(found);
+      requests = std::move(*found);
+    }
+    ASSERT_EQ(requests.size(), 1U);
+    const Result<wire::Hello> hello = wire::decode_hello(requests.front().hello.body());
+    ASSERT_TRUE(hello);
+    wire::Mac other = requests.front().hello.mac();
+    if (has_secret) other[0] ^= 1;
+    const wire::Key used = has_secret ? key : wire::Key{};
+    OutgoingMessage reply(wire::with_mac(wire::encode_hello(wire::MessageType::kAccept, *hello), used, other));
+    ASSERT_TRUE(reply.send(requests.front().socket));
+    Result<std::unique_ptr<SendComm>> comm = connector.advance();
+    while (comm && *comm == nullptr && std::chrono::steady_clock::now() < end) comm = connector.advance();
+    ASSERT_FALSE(comm);
+    EXPECT_EQ(comm.error().sys_errno, EPROTO);
+  }
 }
 
 // Moves to RTR fail with ETIMEDOUT. One test at a time.
@@ -112,7 +144,8 @@ class UnresolvedAcceptTest : public ConnectorTest {
 
   void connect(std::size_t peers) {
     for (std::size_t i = 0; i < peers; ++i) {
-      peers_.push_back(std::make_unique<Connector>(settings_, std::vector<const Port*>{&port_}, handle_, -1, i));
+      peers_.push_back(std::make_unique<Connector>(settings_, std::vector<const Port*>{&port_}, handle_, -1, i,
+                                                   *wire::make_key_pair()));
     }
   }
   // Polls all until `condition` or an error of accept, which is returned.

@@ -26,16 +26,18 @@ class EndOfSeveralAddresses : public OneEnd {
     second_ = std::move(*second);
   }
   void TearDown() override {
-    listener_->remove(wire::Secret{1});
+    listener_->remove(wire::listen_id({1}));
     OneEnd::TearDown();
   }
 
   static wire::Address address_of(const UniqueFd& listening) { return wire::to_address(*local_address(listening)); }
-  wire::ConnectionEnd end() const { return {{wire::Secret{1}, kAttempt}, comm_->kind() == CommKind::kSend ? 1U : 0U}; }
+  wire::ConnectionEnd end() const {
+    return {{wire::listen_id({1}), kAttempt}, comm_->kind() == CommKind::kSend ? 1U : 0U};
+  }
   // Has TCP addresses of its own in the hello.
   wire::Hello hello_of(const Comm& peer) const {
     wire::Hello hello = peer.hello();
-    hello.secret = wire::Secret{1};
+    hello.listen = wire::listen_id({1});
     hello.attempt = kAttempt;
     hello.addresses = {address_of(listening_), address_of(second_)};
     return hello;

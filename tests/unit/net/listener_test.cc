@@ -17,6 +17,7 @@
 #include "channel/hello_limits.h"
 #include "support/log_capture.h"
 #include "support/loopback.h"
+#include "wire/authentication.h"
 #include "wire/limits.h"
 
 namespace verbatim {
@@ -24,14 +25,14 @@ namespace {
 
 constexpr auto kListenerTimeout = std::chrono::seconds(20);
 
-wire::Hello hello_with(const wire::Secret& secret) {
+std::vector<std::uint8_t> hello_with(const wire::Secret& secret, wire::MessageType type = wire::MessageType::kConnect) {
   static std::uint64_t attempts = 0;
   wire::Hello hello;
-  hello.secret = secret;
+  hello.listen = wire::listen_id(secret);
   hello.attempt = ++attempts;
   hello.devices.push_back({.max_message_bytes = 1 << 20, .speed_mbps = 100'000, .mtu = 5, .name = "dev"});
   hello.qps.push_back({.number = 17});
-  return hello;
+  return wire::with_mac(wire::encode_hello(type, hello), wire::hello_key(secret));
 }
 
 class ListenerTest : public ::testing::Test {
@@ -64,7 +65,7 @@ class ListenerTest : public ::testing::Test {
     std::vector<ConnectRequest> all;
     const auto end = std::chrono::steady_clock::now() + kListenerTimeout;
     while (all.size() < count && std::chrono::steady_clock::now() < end) {
-      Result<std::vector<ConnectRequest>> some = listener_->poll(secret);
+      Result<std::vector<ConnectRequest>> some = listener_->poll(wire::listen_id(secret));
       EXPECT_TRUE(some);
       for (ConnectRequest& one : *some) all.push_back(std::move(one));
     }
@@ -75,7 +76,7 @@ class ListenerTest : public ::testing::Test {
   bool is_closed(const UniqueFd& socket) const {
     const auto end = std::chrono::steady_clock::now() + kListenerTimeout;
     while (std::chrono::steady_clock::now() < end) {
-      const Result<std::vector<ConnectRequest>> requests = listener_->poll(mine_);
+      const Result<std::vector<ConnectRequest>> requests = listener_->poll(wire::listen_id(mine_));
       EXPECT_TRUE(requests && requests->empty());
       std::array<std::uint8_t, 1> byte{};
       std::size_t filled = 0;
@@ -100,7 +101,7 @@ class ListenerTest : public ::testing::Test {
 
 TEST_F(ListenerTest, HelloWithSecret_IsReturned) {
   const UniqueFd peer = connect_tcp();
-  send_bytes(peer, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+  send_bytes(peer, hello_with(mine_));
   const std::vector<ConnectRequest> found = wait_for_requests(mine_, 1);
   ASSERT_EQ(found.size(), 1U);
   const Result<wire::Hello> hello = wire::decode_hello(found[0].hello.body());
@@ -108,11 +109,24 @@ TEST_F(ListenerTest, HelloWithSecret_IsReturned) {
   EXPECT_EQ(hello->qps[0].number, 17U);
 }
 
+// Who knows the attempt number cannot use it up.
+TEST_F(ListenerTest, HelloAfterOneWithAWrongMac_IsReturned) {
+  const std::vector<std::uint8_t> hello = hello_with(mine_);
+  std::vector<std::uint8_t> wrong = hello;
+  wrong.back() ^= 1;
+  const UniqueFd first = connect_tcp();
+  send_bytes(first, wrong);
+  EXPECT_TRUE(is_closed(first));
+  const UniqueFd second = connect_tcp();
+  send_bytes(second, hello);
+  EXPECT_EQ(wait_for_requests(mine_, 1).size(), 1U);
+}
+
 TEST_F(ListenerTest, HelloByteByByte_IsReturned) {
   const UniqueFd peer = connect_tcp();
-  for (const std::uint8_t byte : wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_))) {
+  for (const std::uint8_t byte : hello_with(mine_)) {
     send_bytes(peer, {byte});
-    EXPECT_TRUE(listener_->poll(wire::Secret{}));
+    EXPECT_TRUE(listener_->poll(wire::ListenId{}));
   }
   EXPECT_EQ(wait_for_requests(mine_, 1).size(), 1U);
 }
@@ -125,8 +139,8 @@ TEST_F(ListenerTest, TwoListens_EachGetsItsPeers) {
   EXPECT_EQ(to_string(*same), to_string(address_));
   const UniqueFd first = connect_tcp();
   const UniqueFd second = connect_tcp();
-  send_bytes(first, wire::encode_hello(wire::MessageType::kConnect, hello_with(other)));
-  send_bytes(second, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+  send_bytes(first, hello_with(other));
+  send_bytes(second, hello_with(mine_));
   EXPECT_EQ(wait_for_requests(mine_, 1).size(), 1U);  // a poll for one listen serves the other listen
   EXPECT_EQ(wait_for_requests(other, 1).size(), 1U);
   EXPECT_TRUE(wait_for_requests(mine_, 0).empty());
@@ -136,14 +150,14 @@ TEST_F(ListenerTest, InvalidConnections_AreClosedAndPeerIsServed) {
   wire::Secret wrong{};
   wrong.fill(9);
   const UniqueFd wrong_secret = connect_tcp();
-  send_bytes(wrong_secret, wire::encode_hello(wire::MessageType::kConnect, hello_with(wrong)));
+  send_bytes(wrong_secret, hello_with(wrong));
   const UniqueFd no_hello = connect_tcp();
   send_bytes(no_hello, std::vector<std::uint8_t>(100, 0x41));
   const UniqueFd wrong_type = connect_tcp();
-  send_bytes(wrong_type, wire::encode_hello(wire::MessageType::kAccept, hello_with(mine_)));
+  send_bytes(wrong_type, hello_with(mine_, wire::MessageType::kAccept));
   const UniqueFd no_bytes = connect_tcp();
   const UniqueFd peer = connect_tcp();
-  send_bytes(peer, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+  send_bytes(peer, hello_with(mine_));
 
   EXPECT_EQ(wait_for_requests(mine_, 1).size(), 1U);
   EXPECT_TRUE(is_closed(wrong_secret));
@@ -153,7 +167,7 @@ TEST_F(ListenerTest, InvalidConnections_AreClosedAndPeerIsServed) {
 
 // Nobody waits for its body, and no memory is taken for it.
 TEST_F(ListenerTest, BeginningOfMessageThatDoesNotBelongHere_IsClosedAtOnce) {
-  std::vector<std::uint8_t> unknown = wire::encode_hello(wire::MessageType::kConnect, hello_with(wire::Secret{}));
+  std::vector<std::uint8_t> unknown = hello_with(wire::Secret{});
   unknown.resize(wire::kHeaderBytes + sizeof(wire::ConnectionId));
   std::vector<std::uint8_t> resume = unknown;
   wire::put_header(std::span(resume).first<wire::kHeaderBytes>(), wire::MessageType::kResume, wire::kMaxBodyBytes);
@@ -165,18 +179,18 @@ TEST_F(ListenerTest, BeginningOfMessageThatDoesNotBelongHere_IsClosedAtOnce) {
   for (const auto& beginning : {unknown, resume, other_version, other_protocol, large}) {
     const UniqueFd stranger = connect_tcp();
     send_bytes(stranger, {beginning.front()});
-    while (!has_accepted(1)) EXPECT_TRUE(listener_->poll(mine_));
+    while (!has_accepted(1)) EXPECT_TRUE(listener_->poll(wire::listen_id(mine_)));
     send_bytes(stranger, {beginning.begin() + 1, beginning.end()});
     pollfd arrived = awaited().back();
     EXPECT_EQ(::poll(&arrived, 1, 20'000), 1);
-    EXPECT_TRUE(listener_->poll(mine_));
+    EXPECT_TRUE(listener_->poll(wire::listen_id(mine_)));
     EXPECT_TRUE(has_accepted(0));
   }
 }
 
 TEST_F(ListenerTest, HelloShorterThanItsBeginning_IsClosed) {
   const UniqueFd stranger = connect_tcp();
-  std::vector<std::uint8_t> message = wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_));
+  std::vector<std::uint8_t> message = hello_with(mine_);
   wire::put_header(std::span(message).first<wire::kHeaderBytes>(), wire::MessageType::kConnect, 4);
   send_bytes(stranger, message);
   EXPECT_TRUE(is_closed(stranger));
@@ -189,10 +203,11 @@ TEST_F(ListenerTest, HelloReadByAnotherPoll_WritesItsEventfd) {
   other.fill(2);
   ASSERT_TRUE(listener_->add(other, arrival.get()));
   const UniqueFd peer = connect_tcp();
-  send_bytes(peer, wire::encode_hello(wire::MessageType::kConnect, hello_with(other)));
+  send_bytes(peer, hello_with(other));
   pollfd waits{arrival.get(), POLLIN, 0};
   const auto end = std::chrono::steady_clock::now() + kListenerTimeout;
-  while (::poll(&waits, 1, 0) == 0 && std::chrono::steady_clock::now() < end) EXPECT_TRUE(listener_->poll(mine_));
+  while (::poll(&waits, 1, 0) == 0 && std::chrono::steady_clock::now() < end)
+    EXPECT_TRUE(listener_->poll(wire::listen_id(mine_)));
   EXPECT_EQ(waits.revents, POLLIN);
   EXPECT_EQ(wait_for_requests(other, 1).size(), 1U);
 }
@@ -202,11 +217,11 @@ TEST_F(ListenerTest, AwaitedSockets_HaveAnEventWhenPeersConnectAndSend) {
     std::vector<pollfd> sockets = awaited();
     return ::poll(sockets.data(), sockets.size(), 20'000) > 0;
   };
-  const std::vector<std::uint8_t> message = wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_));
+  const std::vector<std::uint8_t> message = hello_with(mine_);
   const UniqueFd peer = connect_tcp();
   send_bytes(peer, {message.front()});
   EXPECT_TRUE(has_event());
-  while (has_accepted(0)) EXPECT_TRUE(listener_->poll(mine_));
+  while (has_accepted(0)) EXPECT_TRUE(listener_->poll(wire::listen_id(mine_)));
   send_bytes(peer, {message.begin() + 1, message.end()});
   EXPECT_TRUE(has_event());
   EXPECT_EQ(wait_for_requests(mine_, 1).size(), 1U);
@@ -220,7 +235,7 @@ TEST_F(ListenerTest, AsManyAsItKeeps_AreAwaitedWithoutTheListeningSocket) {
   while (until == UINT64_MAX) {
     all.push_back(connect_tcp());
     send_bytes(all.back(), {0x41});
-    ASSERT_TRUE(listener_->poll(mine_));
+    ASSERT_TRUE(listener_->poll(wire::listen_id(mine_)));
     sockets.clear();
     until = listener_->await(sockets);
     ASSERT_LT(all.size(), 4096U);
@@ -233,7 +248,7 @@ TEST_F(ListenerTest, ManyPeersAtOnce_AreAllServed) {
   std::vector<UniqueFd> peers;
   for (int i = 0; i < 700; ++i) {
     peers.push_back(connect_tcp());
-    send_bytes(peers.back(), wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+    send_bytes(peers.back(), hello_with(mine_));
   }
   EXPECT_EQ(wait_for_requests(mine_, peers.size()).size(), peers.size());
 }
@@ -244,10 +259,10 @@ TEST_F(ListenerTest, ManyIncompleteHellos_DoNotBlockPeer) {
   for (int i = 0; i < 8 * 512; ++i) {
     flood.push_back(connect_tcp());
     send_bytes(flood.back(), {0x41});  // the kernel does not pass on connections without a byte (TCP_DEFER_ACCEPT)
-    EXPECT_TRUE(listener_->poll(mine_));
+    EXPECT_TRUE(listener_->poll(wire::listen_id(mine_)));
   }
   const UniqueFd peer = connect_tcp();
-  send_bytes(peer, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+  send_bytes(peer, hello_with(mine_));
   EXPECT_EQ(wait_for_requests(mine_, 1).size(), 1U);
   EXPECT_TRUE(is_closed(flood.front()));
 }
@@ -260,7 +275,7 @@ TEST_F(ListenerTest, IncompleteHello_IsClosedAfterTimeout) {
 
 TEST_F(ListenerTest, OtherProtocolVersion_IsRejectedWithReason) {
   const LogCapture log;
-  std::vector<std::uint8_t> message = wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_));
+  std::vector<std::uint8_t> message = hello_with(mine_);
   ++message[4];
   const UniqueFd peer = connect_tcp();
   send_bytes(peer, message);
@@ -268,7 +283,7 @@ TEST_F(ListenerTest, OtherProtocolVersion_IsRejectedWithReason) {
   std::size_t filled = 0;
   const auto end = std::chrono::steady_clock::now() + kListenerTimeout;
   while (filled < header.size() && std::chrono::steady_clock::now() < end) {
-    EXPECT_TRUE(listener_->poll(mine_));
+    EXPECT_TRUE(listener_->poll(wire::listen_id(mine_)));
     static_cast<void>(receive_into(peer, header, filled));
   }
   ASSERT_EQ(filled, header.size());
@@ -290,7 +305,7 @@ TEST_F(ListenerTest, OtherProtocolVersion_IsRejectedWithReason) {
 
 TEST_F(ListenerTest, ManyOfOtherProtocolVersion_GiveOneWarning) {
   const LogCapture log;
-  std::vector<std::uint8_t> message = wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_));
+  std::vector<std::uint8_t> message = hello_with(mine_);
   ++message[4];
   for (int i = 0; i < 5; ++i) {
     const UniqueFd peer = connect_tcp();
@@ -302,7 +317,7 @@ TEST_F(ListenerTest, ManyOfOtherProtocolVersion_GiveOneWarning) {
 
 // The bytes of a hello are sent again while the listen is still open.
 TEST_F(ListenerTest, ReplayedHello_IsClosed) {
-  const std::vector<std::uint8_t> hello = wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_));
+  const std::vector<std::uint8_t> hello = hello_with(mine_);
   const UniqueFd peer = connect_tcp();
   send_bytes(peer, hello);
   EXPECT_EQ(wait_for_requests(mine_, 1).size(), 1U);
@@ -310,7 +325,7 @@ TEST_F(ListenerTest, ReplayedHello_IsClosed) {
   send_bytes(replay, hello);
   EXPECT_TRUE(is_closed(replay));
   const UniqueFd next = connect_tcp();
-  send_bytes(next, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+  send_bytes(next, hello_with(mine_));
   EXPECT_EQ(wait_for_requests(mine_, 1).size(), 1U);
 }
 
@@ -318,9 +333,9 @@ TEST_F(ListenerTest, HelloForRemovedListen_IsClosed) {
   wire::Secret other{};
   other.fill(2);
   ASSERT_TRUE(listener_->add(other));
-  listener_->remove(mine_);
+  listener_->remove(wire::listen_id(mine_));
   const UniqueFd peer = connect_tcp();
-  send_bytes(peer, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+  send_bytes(peer, hello_with(mine_));
   EXPECT_TRUE(is_closed(peer));
 }
 
@@ -328,10 +343,10 @@ TEST_F(ListenerTest, HelloForRemovedListen_IsClosed) {
 TEST_F(ListenerTest, LastListenRemoved_PendingConnectionsAreRejected) {
   const UniqueFd waiting = connect_tcp();
   send_bytes(waiting, {0x41});
-  EXPECT_TRUE(listener_->poll(mine_));
+  EXPECT_TRUE(listener_->poll(wire::listen_id(mine_)));
   const UniqueFd unseen = connect_tcp();
-  send_bytes(unseen, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
-  listener_->remove(mine_);
+  send_bytes(unseen, hello_with(mine_));
+  listener_->remove(wire::listen_id(mine_));
   for (const UniqueFd* peer : {&waiting, &unseen}) {
     std::array<std::uint8_t, 4096> bytes{};
     std::size_t filled = 0;
@@ -351,28 +366,28 @@ TEST_F(ListenerTest, LastListenRemoved_PendingConnectionsAreRejected) {
 // Connections of the first listen are still open.
 TEST_F(ListenerTest, ListenAddedAgain_UsesSamePort) {
   const UniqueFd first = connect_tcp();
-  send_bytes(first, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+  send_bytes(first, hello_with(mine_));
   const std::vector<ConnectRequest> found = wait_for_requests(mine_, 1);
   ASSERT_EQ(found.size(), 1U);
-  listener_->remove(mine_);
+  listener_->remove(wire::listen_id(mine_));
   const Result<sockaddr_storage> again = listener_->add(mine_);
   ASSERT_TRUE(again);
   EXPECT_EQ(to_string(*again), to_string(address_));
   const UniqueFd second = connect_tcp();
-  send_bytes(second, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+  send_bytes(second, hello_with(mine_));
   EXPECT_EQ(wait_for_requests(mine_, 1).size(), 1U);
 }
 
 TEST_F(ListenerTest, OutOfDescriptors_IsReportedOnceAndRecovers) {
   const UniqueFd peer = connect_tcp();
-  send_bytes(peer, wire::encode_hello(wire::MessageType::kConnect, hello_with(mine_)));
+  send_bytes(peer, hello_with(mine_));
   const LogCapture log;
   rlimit before{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
   const UniqueFd next(::dup(STDERR_FILENO));
   const rlimit none = {static_cast<rlim_t>(next.get()), before.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
-  for (int i = 0; i < 3; ++i) EXPECT_TRUE(listener_->poll(mine_));
+  for (int i = 0; i < 3; ++i) EXPECT_TRUE(listener_->poll(wire::listen_id(mine_)));
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
   EXPECT_EQ(log.only_warning(),
             "connections to " + to_string(address_) +

@@ -128,7 +128,7 @@ TEST_F(EndOfSeveralAddresses, Listener_ServesEachAddress) {
   int key = 0;
   std::vector<UniqueFd> made;
   for (const wire::Address& address : addresses) {
-    const wire::ConnectionEnd end{{wire::Secret{2}, static_cast<std::uint64_t>(++key)}, 1};
+    const wire::ConnectionEnd end{{wire::listen_id({2}), static_cast<std::uint64_t>(++key)}, 1};
     listener.add_connection(end, key);
     made.push_back(resume(wire::to_sockaddr(address), end));
   }
@@ -143,9 +143,9 @@ TEST_F(EndOfSeveralAddresses, Listener_ServesEachAddress) {
   EXPECT_EQ(keys, (std::vector<int>{1, 2, 3}));
   EXPECT_EQ(watched.size(), 3U);
   for (int i = 1; i <= 3; ++i) {
-    listener.remove_connection({{wire::Secret{2}, static_cast<std::uint64_t>(i)}, 1}, std::nullopt);
+    listener.remove_connection({{wire::listen_id({2}), static_cast<std::uint64_t>(i)}, 1}, std::nullopt);
   }
-  listener.remove(wire::Secret{2});
+  listener.remove(wire::listen_id({2}));
   watched.clear();
   listener.take_resumed([&](int fd) { watched.push_back(fd); });
   EXPECT_TRUE(watched.empty()) << "they are closed with the last listen";
@@ -157,7 +157,7 @@ TEST_F(EndOfSeveralAddresses, HeldListener_StaysOpen) {
   const std::vector<wire::Address> addresses = listener.addresses(Listener::Use::kHold);
   ASSERT_EQ(addresses.size(), 1U);
   ASSERT_TRUE(listener.add(wire::Secret{2}));
-  listener.remove(wire::Secret{2});
+  listener.remove(wire::listen_id({2}));
   Result<UniqueFd> made = tcp_connect(wire::to_sockaddr(addresses.front()), {});
   ASSERT_TRUE(made);
   EXPECT_TRUE(ConnectedComms::eventually([&] {
@@ -166,10 +166,10 @@ TEST_F(EndOfSeveralAddresses, HeldListener_StaysOpen) {
   }));
   // A peer that asks for the listen learns that it is closed.
   wire::Hello hello;
-  hello.secret = wire::Secret{2};
+  hello.listen = wire::listen_id({2});
   hello.devices.resize(1);
   hello.qps.resize(1);
-  OutgoingMessage message(wire::encode_hello(wire::MessageType::kConnect, hello));
+  OutgoingMessage message(wire::with_mac(wire::encode_hello(wire::MessageType::kConnect, hello), wire::hello_key({2})));
   ASSERT_TRUE(message.send(*made));
   EXPECT_TRUE(ConnectedComms::eventually([&] {
     listener.serve();

@@ -164,7 +164,7 @@ TEST_F(SideChannelLoss, UnknownConnection_IsClosedWithoutReply) {
   const wire::Hello& remote = link_.send().endpoint().remote();
   const LogCapture log;
   for (const bool whole : {true, false}) {
-    const wire::Notice notice = wire::Notice::resume({{remote.secret, remote.attempt ^ 1}, 0});
+    const wire::Notice notice = wire::Notice::resume({{remote.listen, remote.attempt ^ 1}, 0});
     const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     ASSERT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&*listener), sizeof(sockaddr_in)), 0);
     std::vector<std::uint8_t> bytes(notice.bytes().begin(), notice.bytes().end());
@@ -242,7 +242,7 @@ TEST_F(OneEnd, Receiver_AcceptsTheNewChannel) {
   const Result<sockaddr_storage> address = listener_->add(wire::Secret{1});
   ASSERT_TRUE(address);
   ASSERT_NO_FATAL_FAILURE(watch_receiver());
-  listener_->remove(wire::Secret{1});  // the connection keeps the socket open
+  listener_->remove(wire::listen_id({1}));  // the connection keeps the socket open
   for (const bool lost : {false, true, false}) {
     if (lost) {
       close_with_reset(peer_);
@@ -285,7 +285,7 @@ TEST_F(OneEnd, Receiver_AttemptIsGivenUp_IsNoEndOfThePeer) {
   made = resume(*address);
   EXPECT_EQ(first(made), wire::MessageType::kAck);
   EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
-  listener_->remove(wire::Secret{1});
+  listener_->remove(wire::listen_id({1}));
 }
 
 // Its failure notice or its close message was not sent: the peer gets it when it makes the side channel again.
@@ -314,7 +314,7 @@ TEST_F(OneEnd, Receiver_EndedWhileLost_PeerLearnsItLater) {
       EXPECT_EQ(next(late), aborted ? wire::MessageType::kFailed : wire::MessageType::kClose);
     }
   }
-  listener_->remove(wire::Secret{1});
+  listener_->remove(wire::listen_id({1}));
 }
 
 TEST_F(OneEnd, Sender_PeerHasEndedMeanwhile_HasCommEvent) {
@@ -341,14 +341,14 @@ TEST_F(OneEnd, ResumedTwice_LastSocketIsKept) {
   ASSERT_TRUE(first && second);
   std::uint8_t byte = 0;
   EXPECT_TRUE(ConnectedComms::eventually([&] {
-    EXPECT_TRUE(listener_->poll(wire::Secret{1}));
+    EXPECT_TRUE(listener_->poll(wire::listen_id({1})));
     return ::recv(first.get(), &byte, 1, 0) == 0;
   }));
   const std::vector<Listener::Resumed> resumed = listener_->take_resumed([](int) {});
   ASSERT_EQ(resumed.size(), 1U);
   EXPECT_EQ(resumed[0].key, 7);
   listener_->remove_connection({}, std::nullopt);
-  listener_->remove(wire::Secret{1});
+  listener_->remove(wire::listen_id({1}));
 }
 
 // Of a connection that has been removed and whose key another one has got since.
@@ -372,7 +372,7 @@ TEST_F(OneEnd, ResumedAgainAndAgain_EachIsTakenWhenItComes) {
   ASSERT_NO_FATAL_FAILURE(say(peer_, wire::Notice::without_body(wire::MessageType::kPing)));
   EXPECT_EQ(next(peer_), wire::MessageType::kPong) << "the side channel has stayed the same";
   listener_->remove_connection(other, std::nullopt);
-  listener_->remove(wire::Secret{1});
+  listener_->remove(wire::listen_id({1}));
 }
 
 TEST_F(OneEnd, ClosedWhileLost_EndsAtDeadline) {

@@ -99,7 +99,7 @@ class PeerChannelTest : public ::testing::Test {
     return ack ? ack->received : UINT64_MAX;
   }
 
-  const wire::ConnectionEnd own_{.connection = {.secret = {1}, .attempt = 7}, .connecting = 1};
+  const wire::ConnectionEnd own_{.connection = {.listen = {{1}}, .attempt = 7}, .connecting = 1};
   Listener listener_{test::loopback()};
   std::unique_ptr<Monitor> monitor_;  // ends before the listener
   std::vector<SocketInterface> interfaces_;

@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "wire/authentication.h"
 #include "wire/limits.h"
 
 namespace verbatim::wire {
@@ -9,7 +10,8 @@ namespace {
 
 Hello example(std::size_t devices, std::size_t qps) {
   Hello hello;
-  hello.secret.fill(0x5a);
+  hello.listen.bytes.fill(0x5a);
+  hello.key.fill(0xa5);
   hello.identity = {1, 2, 3, 4, 5};
   hello.attempt = 6;
   hello.control_address = 0x7f0012345678;
@@ -63,7 +65,8 @@ TEST(Hello, EveryField_RoundTrips) {
 
     const Result<Hello> decoded = decode_hello(body_of(message));
     ASSERT_TRUE(decoded);
-    EXPECT_EQ(decoded->secret, hello.secret);
+    EXPECT_EQ(decoded->listen, hello.listen);
+    EXPECT_EQ(decoded->key, hello.key);
     EXPECT_EQ(decoded->identity.listen, 5U);
     EXPECT_EQ(decoded->attempt, hello.attempt);
     EXPECT_EQ(decoded->control_address, hello.control_address);
@@ -91,7 +94,7 @@ TEST(Hello, LongestHello_FitsLimit) {
   hello.host = std::string(255, 'h');
   for (HelloDevice& device : hello.devices) device.name = std::string(255, 'd');
   for (HelloQp& qp : hello.qps) qp.has_ece = true;
-  EXPECT_LE(encode_hello(MessageType::kConnect, hello).size() - kHeaderBytes, kMaxBodyBytes);
+  EXPECT_LE(encode_hello(MessageType::kConnect, hello).size() - kHeaderBytes + kMacBytes, kMaxBodyBytes);
 }
 
 TEST(Hello, TruncatedHello_IsRejected) {

@@ -36,7 +36,7 @@ RmaOffer sample_offer() {
 TEST(RmaMessages, Hello_IsReadAsItWasWritten) {
   RmaHello hello{
       .ranks = 8, .rank = 3, .pid = 4711, .host = "node1", .addresses = {{.ip = {1, 2}, .port = 3}, {.port = 4}}};
-  hello.secret[5] = 9;
+  hello.listen.bytes[5] = 9;
   hello.attempt = 17;
   const std::vector<std::uint8_t> message = encode_rma_hello(MessageType::kAccept, hello);
   const Result<Header> header = decode_header(std::span(message).first<kHeaderBytes>());
@@ -45,8 +45,8 @@ TEST(RmaMessages, Hello_IsReadAsItWasWritten) {
   EXPECT_EQ(header->body_bytes, message.size() - kHeaderBytes);
   const Result<RmaHello> read = decode_rma_hello(rma_body(message));
   ASSERT_TRUE(read);
-  EXPECT_EQ(decode_connection_id(rma_body(message)), (ConnectionId{hello.secret, 17}));
-  EXPECT_EQ(read->secret, hello.secret);
+  EXPECT_EQ(decode_connection_id(rma_body(message)), (ConnectionId{hello.listen, 17}));
+  EXPECT_EQ(read->listen, hello.listen);
   EXPECT_EQ(read->attempt, 17U);
   EXPECT_EQ(read->ranks, 8U);
   EXPECT_EQ(read->rank, 3U);

@@ -1,0 +1,92 @@
+#include "wire/authentication.h"
+
+#include <sodium.h>
+
+#include <algorithm>
+#include <initializer_list>
+
+#include "base/random.h"
+
+namespace verbatim::wire {
+namespace {
+
+static_assert(sizeof(Key) == crypto_scalarmult_curve25519_BYTES);
+static_assert(sizeof(PublicKey) == crypto_scalarmult_curve25519_BYTES);
+
+// libsodium's manual asks for sodium_init(), which may abort the process where there is no randomness. The functions
+// used here do not need it: it chooses faster implementations, and makes randomness ready.
+
+// What a hash is for: no two of them have the same input.
+enum class Purpose : std::uint8_t { kListenId = 1, kHello = 2, kSession = 3, kMac = 4 };
+
+using Parts = std::initializer_list<std::span<const std::uint8_t>>;
+
+template <std::size_t kBytes>
+std::array<std::uint8_t, kBytes> hash(std::span<const std::uint8_t> key, Purpose purpose, Parts parts) {
+  std::array<std::uint8_t, kBytes> result;
+  crypto_generichash_blake2b_state state;
+  crypto_generichash_blake2b_init(&state, key.data(), key.size(), result.size());
+  crypto_generichash_blake2b_update(&state, reinterpret_cast<const std::uint8_t*>(&purpose), 1);
+  for (const std::span<const std::uint8_t> part : parts) {
+    crypto_generichash_blake2b_update(&state, part.data(), part.size());
+  }
+  crypto_generichash_blake2b_final(&state, result.data(), result.size());
+  return result;
+}
+
+Mac make_mac(std::span<const std::uint8_t> message, const Key& key, std::span<const std::uint8_t> context) {
+  return hash<kMacBytes>(key, Purpose::kMac, {message, context});
+}
+
+}  // namespace
+
+KeyPair::~KeyPair() {
+  ::sodium_memzero(own.data(), own.size());
+}
+
+Result<KeyPair> make_key_pair() {
+  KeyPair made;
+  if (const Status filled = fill_random(std::as_writable_bytes(std::span(made.own))); !filled) return filled.error();
+  crypto_scalarmult_curve25519_base(made.sent.data(), made.own.data());
+  return made;
+}
+
+ListenId listen_id(const Secret& secret) {
+  return {hash<sizeof(ListenId)>(secret, Purpose::kListenId, {})};
+}
+
+Key hello_key(const Secret& secret) {
+  return hash<sizeof(Key)>(secret, Purpose::kHello, {});
+}
+
+std::optional<Key> session_key(const Key& key, const KeyPair& own, const PublicKey& peers, const Mac& hello,
+                               const Mac& reply) {
+  Key shared;
+  if (crypto_scalarmult_curve25519(shared.data(), own.own.data(), peers.data()) != 0) return std::nullopt;
+  const Key made = hash<sizeof(Key)>(key, Purpose::kSession, {shared, hello, reply});
+  ::sodium_memzero(shared.data(), shared.size());
+  return made;
+}
+
+std::vector<std::uint8_t> with_mac(std::vector<std::uint8_t> message, const Key& key,
+                                   std::span<const std::uint8_t> context) {
+  const std::span<std::uint8_t, kHeaderBytes> header = std::span(message).first<kHeaderBytes>();
+  put_body_bytes(header, message.size() - kHeaderBytes + kMacBytes);
+  const Mac made = make_mac(message, key, context);
+  message.insert(message.end(), made.begin(), made.end());
+  return message;
+}
+
+Mac mac_of(std::span<const std::uint8_t> message_with_mac) {
+  Mac found;
+  std::ranges::copy(message_with_mac.last<kMacBytes>(), found.begin());
+  return found;
+}
+
+bool has_mac(std::span<const std::uint8_t> message, const Key& key, std::span<const std::uint8_t> context) {
+  if (message.size() < kHeaderBytes + kMacBytes) return false;
+  const Mac expected = make_mac(message.first(message.size() - kMacBytes), key, context);
+  return ::sodium_memcmp(message.last(kMacBytes).data(), expected.data(), expected.size()) == 0;
+}
+
+}  // namespace verbatim::wire

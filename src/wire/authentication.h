@@ -1,0 +1,52 @@
+// How the two ends of a connection prove to each other that they know the secret of a listen, without sending it. A
+// hello names the listen by a hash of its secret, and ends with a MAC, whose key follows from the secret. The MAC of
+// the reply includes that of the hello: a recorded reply fits no other hello. For messages each hello has a public key
+// that its sender has made for this connection. These keys and the two MACs make the session key, which kReady shows:
+// whoever has recorded a hello and sends it again cannot. The session key cannot be computed from what crosses the
+// network, also by those who learn the secret later.
+//
+// X25519 (RFC 7748) and BLAKE2b with a key (RFC 7693), of libsodium.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "wire/handle.h"
+#include "wire/handshake.h"
+
+namespace verbatim::wire {
+
+using Key = std::array<std::uint8_t, 32>;
+constexpr std::size_t kMacBytes = 16;
+using Mac = std::array<std::uint8_t, kMacBytes>;
+
+struct KeyPair {
+  ~KeyPair();  // leaves nothing of `own` in memory
+  Key own{};   // not sent
+  PublicKey sent{};
+};
+
+// An error has been logged.
+Result<KeyPair> make_key_pair();
+
+// Under which name peers ask for the listen.
+ListenId listen_id(const Secret& secret);
+// For the MACs of the hellos.
+Key hello_key(const Secret& secret);
+// `key`: that of the hellos. `hello`, `reply`: their MACs. nullopt: the peer's public key is of low order.
+std::optional<Key> session_key(const Key& key, const KeyPair& own, const PublicKey& peers, const Mac& hello,
+                               const Mac& reply);
+
+// `message` with a MAC behind it, which the header counts. The MAC includes `context`, which both ends know.
+std::vector<std::uint8_t> with_mac(std::vector<std::uint8_t> message, const Key& key,
+                                   std::span<const std::uint8_t> context = {});
+Mac mac_of(std::span<const std::uint8_t> message_with_mac);
+// Whether the MAC at the end of `message` is that of `key`.
+bool has_mac(std::span<const std::uint8_t> message, const Key& key, std::span<const std::uint8_t> context = {});
+
+}  // namespace verbatim::wire

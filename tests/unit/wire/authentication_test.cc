@@ -1,0 +1,83 @@
+#include "wire/authentication.h"
+
+#include <gtest/gtest.h>
+
+#include <optional>
+#include <vector>
+
+#include "wire/handshake.h"
+
+namespace verbatim::wire {
+namespace {
+
+constexpr Secret kSecret{1, 2, 3};
+
+KeyPair made() {
+  const Result<KeyPair> keys = make_key_pair();
+  EXPECT_TRUE(keys);
+  return keys ? *keys : KeyPair{};
+}
+
+TEST(Authentication, SessionKey_IsTheSameAtBothEnds) {
+  const KeyPair connecting = made();
+  const KeyPair accepting = made();
+  const Key key = hello_key(kSecret);
+  const std::optional<Key> one = session_key(key, connecting, accepting.sent, Mac{1}, Mac{2});
+  ASSERT_TRUE(one);
+  EXPECT_EQ(one, session_key(key, accepting, connecting.sent, Mac{1}, Mac{2}));
+}
+
+TEST(Authentication, SessionKey_DependsOnSecretKeysAndHellos) {
+  const KeyPair own = made();
+  const KeyPair peer = made();
+  const Key key = hello_key(kSecret);
+  const std::optional<Key> one = session_key(key, own, peer.sent, Mac{1}, Mac{2});
+  ASSERT_TRUE(one);
+  EXPECT_NE(one, session_key(hello_key(Secret{1, 2, 4}), own, peer.sent, Mac{1}, Mac{2}));
+  EXPECT_NE(one, session_key(key, made(), peer.sent, Mac{1}, Mac{2}));
+  EXPECT_NE(one, session_key(key, own, made().sent, Mac{1}, Mac{2}));
+  EXPECT_NE(one, session_key(key, own, peer.sent, Mac{3}, Mac{2}));
+  EXPECT_NE(one, session_key(key, own, peer.sent, Mac{1}, Mac{3}));
+  EXPECT_NE(one, session_key(key, own, peer.sent, Mac{2}, Mac{1}));
+}
+
+// Whoever sends such a key knows what follows from it.
+TEST(Authentication, PublicKeyOfLowOrder_MakesNoSessionKey) {
+  for (const PublicKey& low : {PublicKey{}, PublicKey{1}}) {
+    EXPECT_FALSE(session_key(hello_key(kSecret), made(), low, Mac{1}, Mac{2}));
+  }
+}
+
+TEST(Authentication, ListenId_IsAnotherForEachSecret) {
+  EXPECT_EQ(listen_id(kSecret), listen_id(kSecret));
+  EXPECT_NE(listen_id(kSecret), listen_id(Secret{1, 2, 4}));
+  EXPECT_NE(listen_id(kSecret).bytes, kSecret);
+}
+
+TEST(Authentication, MessageWithMac_HasItsLengthInTheHeader) {
+  const std::vector<std::uint8_t> message = with_mac(encode_ready(), hello_key(kSecret));
+  const Result<Header> header = decode_header(std::span(message).first<kHeaderBytes>());
+  ASSERT_TRUE(header);
+  EXPECT_EQ(header->type, MessageType::kReady);
+  EXPECT_EQ(header->body_bytes, kMacBytes);
+  EXPECT_EQ(message.size(), kHeaderBytes + kMacBytes);
+}
+
+TEST(Authentication, Mac_IsThatOfMessageKeyAndContext) {
+  const Key key = hello_key(kSecret);
+  const Mac context{7};
+  const std::vector<std::uint8_t> message = with_mac(encode_reject("text"), key, context);
+  EXPECT_TRUE(has_mac(message, key, context));
+  EXPECT_FALSE(has_mac(message, key));
+  EXPECT_FALSE(has_mac(message, key, Mac{8}));
+  EXPECT_FALSE(has_mac(message, hello_key(Secret{})));
+  for (std::size_t i = 0; i < message.size(); ++i) {
+    std::vector<std::uint8_t> changed = message;
+    changed[i] ^= 0x10;
+    EXPECT_FALSE(has_mac(changed, key, context)) << i;
+    EXPECT_FALSE(has_mac(std::span(message).first(i), key, context)) << i;
+  }
+}
+
+}  // namespace
+}  // namespace verbatim::wire
