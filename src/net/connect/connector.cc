@@ -39,6 +39,7 @@ Connector::Connector(const ConnectSettings& settings, std::vector<const Port*> p
       traffic_class_(traffic_class),
       attempt_(attempt),
       keys_(keys),
+      key_(wire::hello_key(handle.secret)),
       deadline_ns_(monotonic_ns() + settings.comm.config.connect_timeout_s * kNanosecondsPerSecond),
       reservation_(reserve(settings, ports_, handle)),
       dial_(handle.address, settings.local_address, deadline_ns_),
@@ -98,20 +99,18 @@ wire::Hello Connector::make_hello() {
 
 Result<bool> Connector::dial() {
   settings_.listener.serve();  // two processes that wait for each other's closed listens must end
-  const wire::Key key = wire::hello_key(handle_.secret);
   const Result<bool> replied = dial_.advance([&] {
     std::vector<std::uint8_t> hello =
-        wire::with_mac(wire::encode_hello(wire::MessageType::kConnect, make_hello()), key);
+        wire::with_mac(wire::encode_hello(wire::MessageType::kConnect, make_hello()), key_);
     hello_mac_ = wire::mac_of(hello);
     return hello;
   });
   if (!replied || !*replied) return replied;
-  if (!dial_.reply().authenticate(key, hello_mac_)) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
+  if (!dial_.reply().authenticate(key_, hello_mac_)) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
   Result<wire::Hello> hello = wire::decode_hello(dial_.reply().body());
   if (!hello) return Error{ErrorKind::kRemote, EPROTO, hello.error().operation};
-  const std::optional<wire::Key> session = wire::session_key(key, keys_, hello->key, hello_mac_, dial_.reply().mac());
-  if (!session) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
-  session_ = *session;
+  session_ = wire::session_key(key_, keys_, hello->key, hello_mac_, dial_.reply().mac());
+  if (!session_) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
   remote_ = std::move(*hello);
   return true;
 }
@@ -119,7 +118,7 @@ Result<bool> Connector::dial() {
 Result<bool> Connector::connect_qps(VerbBudget& budget) {
   const Result<bool> connected = comm_->connect(remote_, traffic_class_, budget);
   if (!connected || !*connected) return connected;
-  ready_ = OutgoingMessage(wire::with_mac(wire::encode_ready(), session_));
+  ready_ = OutgoingMessage(wire::with_mac(wire::encode_ready(), *session_));
   return true;
 }
 

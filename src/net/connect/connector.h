@@ -57,6 +57,7 @@ class Connector {
   const int traffic_class_;
   std::uint64_t attempt_;
   const wire::KeyPair keys_;
+  const wire::Key key_;  // of the hellos
   const std::uint64_t deadline_ns_;
   State state_ = State::kCreateQps;
   std::shared_ptr<EndpointReservation> reservation_;  // until the QPs are taken
@@ -64,7 +65,7 @@ class Connector {
   OutgoingMessage ready_;
   wire::Hello remote_;  // of the reply
   wire::Mac hello_mac_{};
-  wire::Key session_{};
+  std::optional<wire::Key> session_;
   // The peer may make the side channel again over these. The listener is held until the monitor knows the connection.
   const std::vector<wire::Address> addresses_;
   std::unique_ptr<SendComm> comm_;
