@@ -28,7 +28,7 @@ const char* call_name(wire::RmaCall call) {
 PeerRanks::PeerRanks(std::vector<PeerRank> peers, std::uint32_t rank, unsigned timeout_s, Failures& failures)
     : peers_(std::move(peers)), rank_(rank), timeout_s_(timeout_s), failures_(failures) {}
 
-// Whoever waits is woken once, not for each of the other ranks.
+// A thread that waits is woken once, not for each of the other ranks.
 void PeerRanks::channel_changed(const PeerRank& peer) {
   const MutexLock lock(mutex_);
   if (call_) take(peer);

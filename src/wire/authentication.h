@@ -2,8 +2,8 @@
 // hello names the listen by a hash of its secret, and ends with a MAC, whose key follows from the secret. The MAC of
 // the reply includes that of the hello: a recorded reply fits no other hello. For messages each hello has a public key
 // that its sender has made for this connection. These keys and the two MACs make the session key, which kReady shows:
-// whoever has recorded a hello and sends it again cannot. The session key cannot be computed from what crosses the
-// network, also by those who learn the secret later.
+// a process that sends a recorded hello cannot do so. What crosses the network is not enough to compute that key, also
+// for a process that learns the secret later.
 //
 // X25519 (RFC 7748) and BLAKE2b with a key (RFC 7693), of libsodium.
 #pragma once

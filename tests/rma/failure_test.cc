@@ -52,7 +52,7 @@ std::vector<std::uint64_t> bytes_sent() {
     socklen_t bytes = sizeof info;
     const int fd = std::stoi(entry.path().filename());
     if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &bytes) == 0 && info.tcpi_state == kEstablished)
-      sent.push_back(info.tcpi_bytes_acked);
+      sent.push_back(info.tcpi_bytes_sent);
   }
   return sent;
 }
@@ -238,7 +238,7 @@ TEST_P(RmaFailure, RankDiesAfterItsMessage_EndsTheCallOfTheOneThatWaits) {
   EXPECT_NE(text.find("rank 2 on "), std::string::npos) << text;
 }
 
-// Two of them know it, and nobody waits for the third.
+// The two that differ find out, and do not wait for the third.
 TEST_P(RmaFailure, RanksMakeDifferentCalls_FailWithoutTheOneThatMakesNone) {
   if (GetParam() != 14) GTEST_SKIP() << "the tables share this call";
   const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {

@@ -51,6 +51,19 @@ class ConnectorTest : public ::testing::Test {
     handle_.device_count = 1;
   }
 
+  // Advances until the hello has arrived.
+  std::vector<ConnectRequest> requests_of(Connector& connector, const LogCapture& log) {
+    std::vector<ConnectRequest> requests;
+    while (requests.empty() && std::chrono::steady_clock::now() < end_) {
+      EXPECT_TRUE(connector.advance()) << testing::PrintToString(log.warnings());
+      Result<std::vector<ConnectRequest>> found = listener_.poll(wire::listen_id(handle_.secret));
+      EXPECT_TRUE(found);
+      if (found) requests = std::move(*found);
+    }
+    return requests;
+  }
+
+  const std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::now() + std::chrono::seconds(20);
   FakeVerbs fake_;
   std::unique_ptr<Device> device_;
   Port port_;
@@ -69,19 +82,12 @@ TEST_F(ConnectorTest, AddressOfInterfaceFails_ConnectsFromAnyAddress) {
   const sockaddr_storage removed = ipv4("203.0.113.7");
   const ConnectSettings settings{comm_settings_, pool_, listener_, removed, "eth7 203.0.113.7", {}, -1};
   Connector connector(settings, {&port_}, handle_, -1, 1, {});
-  std::vector<ConnectRequest> requests;
-  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (requests.empty() && std::chrono::steady_clock::now() < end) {
-    ASSERT_TRUE(connector.advance()) << testing::PrintToString(log.warnings());
-    Result<std::vector<ConnectRequest>> found = listener_.poll(wire::listen_id(handle_.secret));
-    ASSERT_TRUE(found);
-    requests = std::move(*found);
-  }
+  const std::vector<ConnectRequest> requests = requests_of(connector, log);
   ASSERT_EQ(requests.size(), 1U) << "the hello has arrived";
   EXPECT_TRUE(log.warnings().empty());
 }
 
-// Who has recorded a reply, or knows no secret, is not taken for the peer.
+// A process that has recorded a reply, or knows no secret, is not taken for the peer.
 TEST_F(ConnectorTest, ReplyToAnotherHello_Fails) {
   const wire::Key key = wire::hello_key(handle_.secret);
   for (const bool has_secret : {true, false}) {
@@ -90,14 +96,7 @@ TEST_F(ConnectorTest, ReplyToAnotherHello_Fails) {
     const Result<wire::KeyPair> keys = wire::make_key_pair();
     ASSERT_TRUE(keys);
     Connector connector(settings, {&port_}, handle_, -1, has_secret ? 1 : 100, *keys);
-    std::vector<ConnectRequest> requests;
-    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-    while (requests.empty() && std::chrono::steady_clock::now() < end) {
-      ASSERT_TRUE(connector.advance()) << testing::PrintToString(log.warnings());
-      Result<std::vector<ConnectRequest>> found = listener_.poll(wire::listen_id(handle_.secret));
-      ASSERT_TRUE(found);
-      requests = std::move(*found);
-    }
+    const std::vector<ConnectRequest> requests = requests_of(connector, log);
     ASSERT_EQ(requests.size(), 1U);
     const Result<wire::Hello> hello = wire::decode_hello(requests.front().hello.body());
     ASSERT_TRUE(hello);
@@ -107,7 +106,7 @@ TEST_F(ConnectorTest, ReplyToAnotherHello_Fails) {
     OutgoingMessage reply(wire::with_mac(wire::encode_hello(wire::MessageType::kAccept, *hello), used, other));
     ASSERT_TRUE(reply.send(requests.front().socket));
     Result<std::unique_ptr<SendComm>> comm = connector.advance();
-    while (comm && *comm == nullptr && std::chrono::steady_clock::now() < end) comm = connector.advance();
+    while (comm && *comm == nullptr && std::chrono::steady_clock::now() < end_) comm = connector.advance();
     ASSERT_FALSE(comm);
     EXPECT_EQ(comm.error().sys_errno, EPROTO);
   }

@@ -109,7 +109,7 @@ TEST_F(ListenerTest, HelloWithSecret_IsReturned) {
   EXPECT_EQ(hello->qps[0].number, 17U);
 }
 
-// Who knows the attempt number cannot use it up.
+// A wrong hello does not make the attempt number a used one.
 TEST_F(ListenerTest, HelloAfterOneWithAWrongMac_IsReturned) {
   const std::vector<std::uint8_t> hello = hello_with(mine_);
   std::vector<std::uint8_t> wrong = hello;

@@ -41,7 +41,7 @@ TEST(Authentication, SessionKey_DependsOnSecretKeysAndHellos) {
   EXPECT_NE(one, session_key(key, own, peer.sent, Mac{2}, Mac{1}));
 }
 
-// Whoever sends such a key knows what follows from it.
+// All know what X25519 makes of such a key.
 TEST(Authentication, PublicKeyOfLowOrder_MakesNoSessionKey) {
   for (const PublicKey& low : {PublicKey{}, PublicKey{1}}) {
     EXPECT_FALSE(session_key(hello_key(kSecret), made(), low, Mac{1}, Mac{2}));
