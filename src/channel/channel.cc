@@ -111,7 +111,7 @@ bool Channel::send(const wire::Notice& notice) {
     message.assign(bytes.begin(), bytes.end());
     return send(std::move(message));
   } catch (...) {
-    return send_unkept(bytes);
+    return false;
   }
 }
 
@@ -119,18 +119,8 @@ bool Channel::send(std::vector<std::uint8_t> message) {
   try {
     kept_.push_back(std::move(message));
   } catch (...) {
-    return send_unkept(message);
+    return false;
   }
-  flush();
-  return true;
-}
-
-// Without memory to keep a message: it is sent once, if none is kept.
-bool Channel::send_unkept(std::span<const std::uint8_t> message) {
-  if (!is_open() || !kept_.empty()) return false;
-  if (!stream_.add(socket_, wire::Notice::ack({received_, acknowledged_}).bytes())) return false;
-  if (!stream_.add(socket_, message)) return false;
-  ++acknowledged_;
   flush();
   return true;
 }
@@ -343,7 +333,7 @@ Channel::Change Channel::ready(std::uint64_t now) {
     if (connected && !*connected) {
       if (process_->handler.watch(attempt.get(), EventHandler::kWritableOnce, key())) return Change::kNone;
     } else if (connected) {
-      const wire::Notice resume = wire::Notice::resume(ends_.own.other());
+      const wire::Notice resume = wire::Notice::resume({ends_.own.other(), ++resumes_}, session_);
       const std::span<const std::uint8_t> bytes = resume.bytes();
       const ssize_t sent = ::send(attempt.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       lost_->resume_sent = sent == static_cast<ssize_t>(bytes.size());
@@ -427,7 +417,7 @@ Channel::Change Channel::replace(UniqueFd socket, bool dialed, std::uint64_t now
 
 void Channel::ask_for_answer(std::uint64_t now, bool is_down) {
   if (answer_due_ns_ != 0 || lost_ != nullptr || !has_other_path()) return;
-  send_ping();
+  if (!send_ping()) return;
   awaited_pongs_ = pings_sent_;
   const bool is_new = since_ns_ != 0 && now - since_ns_ < kNewNs;
   answer_due_ns_ = is_down && !is_new ? now : now + kAnswerNs;

@@ -6,6 +6,9 @@
 //   open --error--> lost --TCP connect to an address of the peer, kResume, kAck--> open
 //                        --kResume of the peer came to the listener--> open
 //
+// kResume shows the session key and has a number that was not used before: who does not know that key can at most send
+// a request of an end before it has come.
+//
 // Each end knows under which addresses the other one listens, one on each of its interfaces. Both ends may make the
 // channel again, because only one may know that it must be; if they do so at the same time, the attempt of the
 // connecting side is kept. A channel without an error stays in use until the new one is accepted: the peer may be slow,
@@ -36,6 +39,7 @@
 #include "base/unique_fd.h"
 #include "channel/message_stream.h"
 #include "runtime/event_loop.h"
+#include "wire/authentication.h"
 #include "wire/handshake.h"
 #include "wire/notice.h"
 
@@ -69,8 +73,12 @@ class Channel {
   // `max_body`: of a message that is received, in bytes.
   explicit Channel(std::uint32_t max_body = wire::kMaxNoticeBody) : stream_(max_body) {}
 
-  // The TCP connection that the handshake has made.
-  void set_socket(UniqueFd socket) { socket_ = std::move(socket); }
+  // The TCP connection that the handshake has made, and its session key.
+  void set_socket(UniqueFd socket, const wire::Key& session) {
+    socket_ = std::move(socket);
+    session_ = session;
+  }
+  const wire::Key& session() const { return session_; }
   const UniqueFd& socket() const { return socket_; }
   // By which its events are known. It stays the same.
   int key() const { return socket_.get(); }
@@ -164,12 +172,13 @@ class Channel {
   void drop_attempt();
   Change give_up_attempt(std::uint64_t now);
   void set_refused(bool refused);
-  bool send_unkept(std::span<const std::uint8_t> message);
   void receive_pong();
   bool receive_ack(std::span<const std::uint8_t> body);
   Change replace(UniqueFd socket, bool dialed, std::uint64_t now);
 
   UniqueFd socket_;
+  wire::Key session_{};
+  std::uint64_t resumes_ = 0;  // that this end has sent
   MessageStream stream_;
   const Process* process_ = nullptr;
   Ends ends_;

@@ -111,26 +111,28 @@ void Listener::close_if_unused() {
   for (Socket& one : sockets_) one.socket.reset();
 }
 
-bool Listener::add_connection(const wire::ConnectionEnd& end, int key) {
+bool Listener::add_connection(const wire::ConnectionEnd& end, const wire::Key& session, int key) {
   const MutexLock lock(mutex_);
-  connections_.insert_or_assign(end, Connection{.key = key});
+  connections_.insert_or_assign(end, Connection{.session = session, .key = key});
   return connections_.size() == 1;
 }
 
-bool Listener::add_connection(const wire::ConnectionEnd& end, EventHandler& handler) {
+bool Listener::add_connection(const wire::ConnectionEnd& end, const wire::Key& session, EventHandler& handler) {
   const MutexLock lock(mutex_);
-  connections_.insert_or_assign(end, Connection{.handler = &handler});
+  connections_.insert_or_assign(end, Connection{.session = session, .handler = &handler});
   return connections_.size() == 1;
 }
 
-void Listener::remove_connection(const wire::ConnectionEnd& end, std::optional<wire::MessageType> last) noexcept {
+void Listener::remove_connection(const wire::ConnectionEnd& end, const wire::Key& session,
+                                 std::optional<wire::MessageType> last) noexcept {
   const MutexLock lock(mutex_);
-  connections_.erase(end);
+  const auto connection = connections_.extract(end);
+  const std::uint64_t number = connection.empty() ? 0 : connection.mapped().number;
   resumed_.erase(end);
   if (last) {
     if (removed_.size() == kMaxRemoved) removed_.pop_front();
     try {
-      removed_.push_back({end, *last});
+      removed_.push_back({end, session, number, *last});
     } catch (...) {  // no memory: the peer learns it from the NIC
     }
   }
@@ -274,18 +276,27 @@ void Listener::reject_version(const UniqueFd& socket, std::uint16_t version) {
 }
 
 void Listener::resume(PendingConnection& pending) {
-  const std::optional<wire::ConnectionEnd> end = wire::decode_resume(pending.message.body());
-  if (!end) return;
-  if (!is_established(pending.socket)) return;  // the peer has given it up
-  // A peer that asks again has given up its earlier attempt.
-  if (const auto found = connections_.find(*end); found != connections_.end()) {
-    resumed_.insert_or_assign(*end, std::move(pending.socket));
-    if (found->second.handler != nullptr) found->second.handler->call_at(0);
+  const std::optional<wire::Resume> resume = wire::decode_resume(pending.message.body());
+  if (!resume) return;
+  const auto is_new = [&](const wire::Key& session, std::uint64_t last) {
+    return pending.message.authenticate(session) && resume->number > last;
+  };
+  if (const auto found = connections_.find(resume->end); found != connections_.end()) {
+    Connection& connection = found->second;
+    if (!is_new(connection.session, connection.number)) return;
+    // A peer that asks again has given up its earlier attempt, and maybe this one.
+    UniqueFd& resumed = resumed_[resume->end];
+    resumed = std::move(pending.socket);
+    connection.number = resume->number;
+    if (!is_established(resumed)) resumed_.erase(resume->end);
+    if (connection.handler != nullptr) connection.handler->call_at(0);
     return;
   }
   const auto removed = std::find_if(removed_.rbegin(), removed_.rend(),
-                                    [&](const RemovedConnection& entry) { return entry.end == *end; });
+                                    [&](const RemovedConnection& entry) { return entry.end == resume->end; });
   if (removed == removed_.rend()) return;  // it may not be known yet
+  if (!is_new(removed->session, removed->number)) return;
+  removed->number = resume->number;
   const wire::Notice last = removed->last == wire::MessageType::kClose
                                 ? wire::Notice::without_body(wire::MessageType::kClose)
                                 : wire::Notice::failed(ErrorKind::kNone, "");
@@ -301,7 +312,7 @@ bool Listener::read_hello(PendingConnection& pending) {
   const bool resumes = message.type() == wire::MessageType::kResume;
   const auto listen = listens_.find(id.listen);
   const bool connects = message.type() == wire::MessageType::kConnect && listen != listens_.end();
-  if (!connects && !(resumes && message.body_bytes() == sizeof(wire::ConnectionEnd))) return false;
+  if (!connects && !(resumes && message.body_bytes() == sizeof(wire::Resume) + wire::kMacBytes)) return false;
   const Result<bool> all = message.receive(pending.socket);
   if (!all || !*all) return static_cast<bool>(all);
   if (resumes) {

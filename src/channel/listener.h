@@ -77,16 +77,17 @@ class Listener {
   // looks again after a while.
   std::uint64_t await(std::vector<pollfd>& sockets) VERBATIM_EXCLUDES(mutex_);
 
-  // From now on the peer of this end may make the side channel again. `key`: the caller's own. True: it is the only
-  // connection. These functions take no other mutex, so the monitor calls the first and the third under that of its
-  // table.
-  bool add_connection(const wire::ConnectionEnd& end, int key) VERBATIM_EXCLUDES(mutex_);
+  // From now on the peer of this end may make the side channel again, with requests that show `session`, the key of the
+  // connection, and have increasing numbers. `key`: the caller's own. True: it is the only connection. These functions
+  // take no other mutex, so the monitor calls the first and the third under that of its table.
+  bool add_connection(const wire::ConnectionEnd& end, const wire::Key& session, int key) VERBATIM_EXCLUDES(mutex_);
   // Likewise, of an end with a handler of its own: it is called when the peer has done so.
-  bool add_connection(const wire::ConnectionEnd& end, EventHandler& handler) VERBATIM_EXCLUDES(mutex_);
+  bool add_connection(const wire::ConnectionEnd& end, const wire::Key& session, EventHandler& handler)
+      VERBATIM_EXCLUDES(mutex_);
   // `last`: the notice for a peer that makes the side channel again later, kClose or kFailed; nullopt: the peer has
   // ended the connection.
-  void remove_connection(const wire::ConnectionEnd& end, std::optional<wire::MessageType> last) noexcept
-      VERBATIM_EXCLUDES(mutex_);
+  void remove_connection(const wire::ConnectionEnd& end, const wire::Key& session,
+                         std::optional<wire::MessageType> last) noexcept VERBATIM_EXCLUDES(mutex_);
   struct Resumed {
     wire::ConnectionEnd end;
     int key;  // of add_connection()
@@ -109,11 +110,15 @@ class Listener {
     IncomingMessage message;
   };
   struct Connection {
+    wire::Key session{};
     int key = -1;
     EventHandler* handler = nullptr;  // nullptr: known by its key
+    std::uint64_t number = 0;         // of the last request to make the side channel again
   };
   struct RemovedConnection {
     wire::ConnectionEnd end;
+    wire::Key session;
+    std::uint64_t number;  // as in Connection
     wire::MessageType last;
   };
   struct Listen {

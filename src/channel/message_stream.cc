@@ -11,14 +11,10 @@
 namespace verbatim {
 
 void MessageStream::reset() {
-  received_bytes_ = unsent_bytes_ = 0;
+  received_bytes_ = 0;
+  unsent_ = std::vector<std::uint8_t>();
   long_.reset();
   send_error_ = 0;
-}
-
-MessageStream::Long& MessageStream::get_long() {
-  if (long_ == nullptr) long_ = std::make_unique<Long>();
-  return *long_;
 }
 
 // The kernel reports the error of a connection once; later calls on the socket find an end of file.
@@ -30,19 +26,18 @@ Result<bool> MessageStream::read_up_to(std::span<std::uint8_t> buffer, const Uni
 
 Result<bool> MessageStream::read_long(std::size_t bytes, const UniqueFd& socket) {
   try {
-    std::vector<std::uint8_t>& received = get_long().received;
-    if (received.size() != bytes) {
-      received.resize(bytes);
-      std::copy_n(received_.begin(), wire::kHeaderBytes, received.begin());
+    if (long_ == nullptr) {
+      long_ = std::make_unique<std::vector<std::uint8_t>>(bytes);
+      std::copy_n(received_.begin(), wire::kHeaderBytes, long_->begin());
     }
-    return read_up_to(received, socket);
+    return read_up_to(*long_, socket);
   } catch (...) {
     return Error{ErrorKind::kSystem, ENOMEM, "a message on the side channel"};
   }
 }
 
 Result<std::optional<MessageStream::Message>> MessageStream::receive(const UniqueFd& socket) {
-  if (received_bytes_ == 0 && long_ != nullptr) long_->received = {};
+  if (received_bytes_ == 0) long_.reset();
   const std::span<std::uint8_t, wire::kHeaderBytes> first = std::span(received_).first<wire::kHeaderBytes>();
   if (received_bytes_ < first.size()) {
     const Result<bool> begun = read_up_to(first, socket);
@@ -57,25 +52,18 @@ Result<std::optional<MessageStream::Message>> MessageStream::receive(const Uniqu
   if (!whole) return whole.error();
   if (!*whole) return std::optional<Message>();
   received_bytes_ = 0;
-  const std::span<std::uint8_t> message = is_long ? std::span(long_->received) : std::span(received_).first(bytes);
+  const std::span<std::uint8_t> message = is_long ? std::span(*long_) : std::span(received_).first(bytes);
   return std::optional<Message>(Message{header->type, message.subspan(first.size())});
 }
 
 bool MessageStream::add(const UniqueFd& socket, std::span<const std::uint8_t> message) {
-  if (has_long_unsent() || message.size() > unsent_.size() - unsent_bytes_) flush(socket);
-  if (has_long_unsent()) return false;  // nothing may come between its parts
-  if (message.size() > unsent_.size()) {
-    try {
-      get_long().unsent.assign(message.begin(), message.end());
-    } catch (...) {
-      return false;
-    }
-  } else {
-    if (message.size() > unsent_.size() - unsent_bytes_) return false;
-    std::copy(message.begin(), message.end(), unsent_.begin() + static_cast<std::ptrdiff_t>(unsent_bytes_));
-    unsent_bytes_ += message.size();
+  if (unsent_.size() > wire::kMaxNoticeBytes && !flush(socket)) return false;
+  try {
+    unsent_.insert(unsent_.end(), message.begin(), message.end());
+    return true;
+  } catch (...) {
+    return false;
   }
-  return true;
 }
 
 std::size_t MessageStream::send_some(const UniqueFd& socket, std::span<const std::uint8_t> bytes) {
@@ -95,15 +83,9 @@ std::size_t MessageStream::send_some(const UniqueFd& socket, std::span<const std
 }
 
 bool MessageStream::flush(const UniqueFd& socket) {
-  const std::size_t sent = send_some(socket, std::span(unsent_).first(unsent_bytes_));
-  unsent_bytes_ -= sent;
-  std::memmove(unsent_.data(), unsent_.data() + sent, unsent_bytes_);
-  if (unsent_bytes_ == 0 && has_long_unsent()) {
-    std::vector<std::uint8_t>& unsent = long_->unsent;
-    const std::size_t more = send_some(socket, unsent);
-    unsent.erase(unsent.begin(), unsent.begin() + static_cast<std::ptrdiff_t>(more));
-    if (unsent.empty()) unsent = {};
-  }
+  const std::size_t sent = send_some(socket, unsent_);
+  unsent_.erase(unsent_.begin(), unsent_.begin() + static_cast<std::ptrdiff_t>(sent));
+  if (unsent_.empty()) unsent_ = std::vector<std::uint8_t>();  // without its memory
   return !has_unsent();
 }
 

@@ -1,6 +1,6 @@
 // The messages that cross a socket: one that has arrived in part, and bytes that the socket has not accepted yet.
-// Channel has one; the connector and the listen comm make a temporary one for a failure notice. Nothing here blocks,
-// and only messages that are longer than any notice take memory.
+// Channel has one; the connector and the listen comm make a temporary one for a failure notice. Nothing here blocks.
+// Bytes that are not sent take memory, and messages that are longer than any notice.
 #pragma once
 
 #include <array>
@@ -33,25 +33,17 @@ class MessageStream {
   // body; ENOMEM.
   Result<std::optional<Message>> receive(const UniqueFd& socket);
 
-  // For flush(). Returns false, and drops the message, when the buffer has too little free space, because the peer has
-  // not read for a long time, or when there is no memory for a message that is longer than a notice.
+  // For flush(). Returns false, and drops the message, when too much is not sent, because the peer has not read for a
+  // long time, or when there is no memory.
   bool add(const UniqueFd& socket, std::span<const std::uint8_t> message);
   // Sends the buffered bytes. Returns true when the buffer is empty. If the connection is broken, the buffered bytes
   // are dropped.
   bool flush(const UniqueFd& socket);
-  bool has_unsent() const { return unsent_bytes_ != 0 || has_long_unsent(); }
+  bool has_unsent() const { return !unsent_.empty(); }
   // For another socket: messages in part are dropped.
   void reset();
 
  private:
-  // Of messages that do not fit the buffers. Few streams have any.
-  struct Long {
-    std::vector<std::uint8_t> received;  // a message, or its beginning
-    std::vector<std::uint8_t> unsent;    // what is left of a message, behind the others
-  };
-
-  bool has_long_unsent() const { return long_ != nullptr && !long_->unsent.empty(); }
-  Long& get_long();  // it may throw
   Result<bool> read_up_to(std::span<std::uint8_t> buffer, const UniqueFd& socket);
   Result<bool> read_long(std::size_t bytes, const UniqueFd& socket);
   // Sends the beginning of `bytes`, all of it if the socket accepts it. Returns how much it was. After an error all
@@ -61,11 +53,9 @@ class MessageStream {
   const std::uint32_t max_body_ = wire::kMaxNoticeBody;
   int send_error_ = 0;  // errno of a send that failed
   std::array<std::uint8_t, wire::kMaxNoticeBytes> received_;
-  // Has room for a notice and the acknowledgement before it.
-  std::array<std::uint8_t, wire::kMaxNoticeBytes + wire::kHeaderBytes + sizeof(wire::Ack)> unsent_;
   std::size_t received_bytes_ = 0;
-  std::size_t unsent_bytes_ = 0;
-  std::unique_ptr<Long> long_;
+  std::vector<std::uint8_t> unsent_;
+  std::unique_ptr<std::vector<std::uint8_t>> long_;  // a message that does not fit `received_`, or its beginning
 };
 
 }  // namespace verbatim

@@ -79,11 +79,13 @@ Status Handshake::dial() {
     if (!*replied) continue;
     const bool is_known = dialled->dial.reply().authenticate(key, dialled->hello_mac);
     const std::optional<wire::RmaHello> welcome = is_known ? read(dialled->dial.reply()) : std::nullopt;
-    if (!welcome || welcome->rank != dialled->rank) {
-      return log_failure(*dialled, {ErrorKind::kRemote, EPROTO, "handshake"});
-    }
+    const std::optional<wire::Key> session =
+        welcome && welcome->rank == dialled->rank
+            ? wire::session_key(key, listen_.keys, welcome->key, dialled->hello_mac, dialled->dial.reply().mac())
+            : std::nullopt;
+    if (!session) return log_failure(*dialled, {ErrorKind::kRemote, EPROTO, "handshake"});
     add_peer(*welcome, dialled->dial.take_socket(),
-             {.connection = {wire::listen_id(secret), dialled->attempt}, .connecting = 1});
+             {.connection = {wire::listen_id(secret), dialled->attempt}, .connecting = 1}, *session);
     dialled_.erase(dialled);
   }
   return {};
@@ -103,10 +105,13 @@ Status Handshake::accept() {
              "rank " + std::to_string(rank_) + " of " + std::to_string(ranks()) + " does not expect it");
       continue;
     }
-    const std::vector<std::uint8_t> welcome =
-        wire::encode_rma_hello(wire::MessageType::kAccept, hello(listen_.id, peer->attempt));
-    OutgoingMessage reply(wire::with_mac(welcome, wire::hello_key(listen_.handle.secret), request.hello.mac()));
-    accepted_.push_back({std::move(*peer), std::move(request.socket), std::move(reply)});
+    const wire::Key key = wire::hello_key(listen_.handle.secret);
+    std::vector<std::uint8_t> welcome = wire::with_mac(
+        wire::encode_rma_hello(wire::MessageType::kAccept, hello(listen_.id, peer->attempt)), key, request.hello.mac());
+    const std::optional<wire::Key> session =
+        wire::session_key(key, listen_.keys, peer->key, request.hello.mac(), wire::mac_of(welcome));
+    if (!session) continue;
+    accepted_.push_back({std::move(*peer), std::move(request.socket), OutgoingMessage(std::move(welcome)), *session});
   }
   for (auto next = accepted_.begin(); next != accepted_.end();) {
     const auto accepted = next++;
@@ -114,7 +119,7 @@ Status Handshake::accept() {
     if (sent && !*sent) continue;
     if (sent) {
       add_peer(accepted->peer, std::move(accepted->socket),
-               {.connection = {listen_.id, accepted->peer.attempt}, .connecting = 0});
+               {.connection = {listen_.id, accepted->peer.attempt}, .connecting = 0}, accepted->session);
     }
     accepted_.erase(accepted);
   }
@@ -130,6 +135,7 @@ std::optional<wire::RmaHello> Handshake::read(const IncomingMessage& message) co
 wire::RmaHello Handshake::hello(const wire::ListenId& listen, std::uint64_t attempt) const {
   return {.listen = listen,
           .attempt = attempt,
+          .key = listen_.keys.sent,
           .ranks = ranks(),
           .rank = rank_,
           .pid = static_cast<std::uint32_t>(::getpid()),
@@ -137,12 +143,13 @@ wire::RmaHello Handshake::hello(const wire::ListenId& listen, std::uint64_t atte
           .addresses = listen_.listener.addresses(Listener::Use::kLook)};
 }
 
-void Handshake::add_peer(const wire::RmaHello& hello, UniqueFd socket, const wire::ConnectionEnd& own) {
+void Handshake::add_peer(const wire::RmaHello& hello, UniqueFd socket, const wire::ConnectionEnd& own,
+                         const wire::Key& session) {
   PeerRank& peer = peers_[(hello.rank + ranks() - rank_) % ranks() - 1];
   if (peer.channel != nullptr) return;  // two hellos of one rank
   peer.name = rank_name(hello);
   peer.host = hello.host;
-  peer.channel = std::make_unique<PeerChannel>(channels_, std::move(socket), own, hello.addresses);
+  peer.channel = std::make_unique<PeerChannel>(channels_, std::move(socket), own, session, hello.addresses);
   ++made_;
 }
 

@@ -65,6 +65,7 @@ class Handshake {
     wire::RmaHello peer;
     UniqueFd socket;
     OutgoingMessage welcome;
+    wire::Key session;
   };
 
   std::uint32_t ranks() const { return static_cast<std::uint32_t>(handles_.size()); }
@@ -75,7 +76,7 @@ class Handshake {
   // A hello, or the reply to one. nullopt: it is not of a rank of this communicator.
   std::optional<wire::RmaHello> read(const IncomingMessage& message) const;
   wire::RmaHello hello(const wire::ListenId& listen, std::uint64_t attempt) const;
-  void add_peer(const wire::RmaHello& peer, UniqueFd socket, const wire::ConnectionEnd& own);
+  void add_peer(const wire::RmaHello& peer, UniqueFd socket, const wire::ConnectionEnd& own, const wire::Key& session);
   // Until a connection can go on or a rank has connected.
   void wait(std::uint64_t now);
   Error log_failure(const Dialled& dialled, const Error& error) const;

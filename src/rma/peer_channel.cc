@@ -31,10 +31,10 @@ constexpr const char* kUnknown = "a message that does not belong here";
 }  // namespace
 
 PeerChannel::PeerChannel(const Process& process, UniqueFd socket, const wire::ConnectionEnd& end,
-                         std::vector<wire::Address> addresses)
+                         const wire::Key& session, std::vector<wire::Address> addresses)
     : own_(end), addresses_(std::move(addresses)), process_(process) {
   const MutexLock lock(mutex_);
-  channel_.set_socket(std::move(socket));
+  channel_.set_socket(std::move(socket), session);
 }
 
 void PeerChannel::open(std::function<void()> changed) {
@@ -44,7 +44,7 @@ void PeerChannel::open(std::function<void()> changed) {
   const MutexLock lock(mutex_);
   channel_process_.emplace(Channel::Process{*handler_, process_.interfaces, kMaxPauseNs});
   if (process_.keepalive_s != 0) set_keepalive(channel_.socket(), process_.keepalive_s);
-  const bool is_first = process_.listener.add_connection(own_, *handler_);
+  const bool is_first = process_.listener.add_connection(own_, channel_.session(), *handler_);
   if (is_first) process_.monitor.serve_listener();
   if (const Status opened = channel_.open(*channel_process_, {own_, addresses_}); !opened) {
     set_end(End::kLost, to_string(opened.error()));
@@ -67,21 +67,22 @@ void PeerChannel::stop(std::optional<wire::MessageType> last) noexcept {
   if (before == State::kServed) {
     // The rank learns why nothing comes any more. It must not wait for the rest of a message.
     if (last == wire::MessageType::kFailed && channel_.is_open()) {
-      if (!last_sent_) static_cast<void>(channel_.send(wire::Notice::failed(ErrorKind::kRemote, reason_)));
-      if (!channel_.flush()) ::shutdown(channel_.socket().get(), SHUT_RDWR);
+      if (!last_) last_ = wire::Notice::failed(ErrorKind::kRemote, reason_);
+      try_last();
+      if (!last_sent_ || !channel_.flush()) ::shutdown(channel_.socket().get(), SHUT_RDWR);
     }
     channel_.stop();
   }
-  process_.listener.remove_connection(own_, last);
+  process_.listener.remove_connection(own_, channel_.session(), last);
 }
 
 wire::MessageType PeerChannel::last() const {
-  return last_sent_.value_or(wire::MessageType::kFailed);
+  return last_ ? last_->type() : wire::MessageType::kFailed;
 }
 
 void PeerChannel::send(std::vector<std::uint8_t> message) {
   const MutexLock lock(mutex_);
-  if (state_ != State::kServed || last_sent_ || end_.load(std::memory_order_relaxed) != End::kOpen) return;
+  if (state_ != State::kServed || last_ || end_.load(std::memory_order_relaxed) != End::kOpen) return;
   if (channel_.unacknowledged() == kMaxUnacknowledged) {
     set_end(End::kLost, "it acknowledges nothing");
     return handler_->call_at(0);
@@ -94,11 +95,16 @@ void PeerChannel::send(std::vector<std::uint8_t> message) {
 
 void PeerChannel::send_last(const wire::Notice& notice) {
   const MutexLock lock(mutex_);
-  if (state_ != State::kServed || last_sent_) return;
+  if (state_ != State::kServed || last_) return;
   const std::uint64_t now = monotonic_ns();
   ask_for_answer(now);
-  if (channel_.send(notice)) last_sent_ = notice.type();
+  last_ = notice;
+  try_last();
   handler_->call_at(due_ns(now));
+}
+
+void PeerChannel::try_last() {
+  if (last_ && !last_sent_) last_sent_ = channel_.send(*last_);
 }
 
 // A rank from which nothing has come may not serve the channel yet.
@@ -150,6 +156,7 @@ void PeerChannel::advance(std::uint64_t now) {
   if (channel_.is_being_made()) changed(channel_.ready(now), now);
   read(now);
   if (state_ != State::kServed) return;
+  try_last();
   changed(channel_.advance(now), now);
   if (lost_ns_ == 0) return;
   if (channel_.is_refused()) {
@@ -206,6 +213,7 @@ std::uint64_t PeerChannel::due_ns(std::uint64_t now) {
   std::uint64_t next = std::min(channel_.expect_answer(now), channel_.due_ns());
   if (!channel_.flush(end_.load(std::memory_order_relaxed) == End::kOpen ? kMaxToAcknowledge : 1))
     next = std::min(next, now + kSendRetryNs);
+  if (last_ && !last_sent_) next = std::min(next, now + kSendRetryNs);
   return std::min(next, loss_deadline_ns());
 }
 
@@ -280,7 +288,7 @@ std::string PeerChannel::reason() const {
 bool PeerChannel::is_over() const {
   const MutexLock lock(mutex_);
   return end_.load(std::memory_order_relaxed) != End::kOpen &&
-         (state_ != State::kServed || channel_.unacknowledged() == 0);
+         (state_ != State::kServed || (channel_.unacknowledged() == 0 && (!last_ || last_sent_)));
 }
 
 }  // namespace verbatim::rma

@@ -44,8 +44,8 @@ class PeerChannel {
     std::uint64_t max_loss_ns = 0;  // how long it may take to make one again
   };
 
-  // `socket`: that of the handshake. `end`: the own one. `addresses`: where the other rank listens.
-  PeerChannel(const Process& process, UniqueFd socket, const wire::ConnectionEnd& end,
+  // `socket`, `session`: those of the handshake. `end`: the own one. `addresses`: where the other rank listens.
+  PeerChannel(const Process& process, UniqueFd socket, const wire::ConnectionEnd& end, const wire::Key& session,
               std::vector<wire::Address> addresses);
   ~PeerChannel() { close(); }
   PeerChannel(const PeerChannel&) = delete;
@@ -92,6 +92,7 @@ class PeerChannel {
   void lose(const Error& error, std::uint64_t now) VERBATIM_REQUIRES(mutex_);
   void changed(Channel::Change change, std::uint64_t now) VERBATIM_REQUIRES(mutex_);
   void ask_for_answer(std::uint64_t now) VERBATIM_REQUIRES(mutex_);
+  void try_last() VERBATIM_REQUIRES(mutex_);
   std::uint64_t due_ns(std::uint64_t now) VERBATIM_REQUIRES(mutex_);
   std::uint64_t loss_deadline_ns() const VERBATIM_REQUIRES(mutex_);
   void set_end(End end, std::string reason) VERBATIM_REQUIRES(mutex_);
@@ -108,8 +109,9 @@ class PeerChannel {
   std::optional<Channel::Process> channel_process_ VERBATIM_GUARDED_BY(mutex_);
   State state_ VERBATIM_GUARDED_BY(mutex_) = State::kMade;
   bool has_received_ VERBATIM_GUARDED_BY(mutex_) = false;
-  bool has_changed_ VERBATIM_GUARDED_BY(mutex_) = false;  // `changed_` is to be called
-  std::optional<wire::MessageType> last_sent_ VERBATIM_GUARDED_BY(mutex_);
+  bool has_changed_ VERBATIM_GUARDED_BY(mutex_) = false;          // `changed_` is to be called
+  std::optional<wire::Notice> last_ VERBATIM_GUARDED_BY(mutex_);  // that is to be sent
+  bool last_sent_ VERBATIM_GUARDED_BY(mutex_) = false;
   std::uint64_t lost_ns_ VERBATIM_GUARDED_BY(mutex_) = 0;  // 0: it is not
   std::string loss_ VERBATIM_GUARDED_BY(mutex_);           // why
   std::string line_ VERBATIM_GUARDED_BY(mutex_);           // to be logged without the mutex

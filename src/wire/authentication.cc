@@ -34,11 +34,11 @@ std::array<std::uint8_t, kBytes> hash(std::span<const std::uint8_t> key, Purpose
   return result;
 }
 
+}  // namespace
+
 Mac make_mac(std::span<const std::uint8_t> message, const Key& key, std::span<const std::uint8_t> context) {
   return hash<kMacBytes>(key, Purpose::kMac, {message, context});
 }
-
-}  // namespace
 
 KeyPair::~KeyPair() {
   ::sodium_memzero(own.data(), own.size());

@@ -1,9 +1,9 @@
 // How the two ends of a connection prove to each other that they know the secret of a listen, without sending it. A
 // hello names the listen by a hash of its secret, and ends with a MAC, whose key follows from the secret. The MAC of
-// the reply includes that of the hello: a recorded reply fits no other hello. For messages each hello has a public key
-// that its sender has made for this connection. These keys and the two MACs make the session key, which kReady shows:
-// a process that sends a recorded hello cannot do so. What crosses the network is not enough to compute that key, also
-// for a process that learns the secret later.
+// the reply includes that of the hello: a recorded reply fits no other hello. Each hello has a public key, for messages
+// one that its sender has made for this connection, for RMA one of its listen. These keys and the two MACs make the
+// session key, which kReady and kResume show: a process that sends a recorded hello cannot do so. What crosses the
+// network is not enough to compute that key, also for a process that learns the secret later.
 //
 // X25519 (RFC 7748) and BLAKE2b with a key (RFC 7693), of libsodium.
 #pragma once
@@ -46,6 +46,8 @@ std::optional<Key> session_key(const Key& key, const KeyPair& own, const PublicK
 std::vector<std::uint8_t> with_mac(std::vector<std::uint8_t> message, const Key& key,
                                    std::span<const std::uint8_t> context = {});
 Mac mac_of(std::span<const std::uint8_t> message_with_mac);
+// Of a message whose header counts it.
+Mac make_mac(std::span<const std::uint8_t> message, const Key& key, std::span<const std::uint8_t> context = {});
 // Whether the MAC at the end of `message` is that of `key`.
 bool has_mac(std::span<const std::uint8_t> message, const Key& key, std::span<const std::uint8_t> context = {});
 

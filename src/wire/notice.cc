@@ -58,8 +58,13 @@ Notice Notice::ack(const Ack& ack) {
   return with_body(MessageType::kAck, ack);
 }
 
-Notice Notice::resume(const ConnectionEnd& end) {
-  return with_body(MessageType::kResume, end);
+Notice Notice::resume(const Resume& resume, const Key& session) {
+  Notice notice = with_body(MessageType::kResume, resume);
+  put_body_bytes(std::span(notice.bytes_).first<kHeaderBytes>(), sizeof resume + kMacBytes);
+  const Mac mac = make_mac(notice.bytes(), session);
+  std::ranges::copy(mac, notice.bytes_.begin() + static_cast<std::ptrdiff_t>(notice.size_));
+  notice.size_ += mac.size();
+  return notice;
 }
 
 Notice Notice::lane_down(const LaneDown& down) {
@@ -146,11 +151,11 @@ std::optional<LaneAddress> decode_lane_address(std::span<const std::uint8_t> bod
   return decode_numbers<LaneAddress>(body, offsetof(LaneAddress, qp_numbers));
 }
 
-std::optional<ConnectionEnd> decode_resume(std::span<const std::uint8_t> body) {
+std::optional<Resume> decode_resume(std::span<const std::uint8_t> body) {
   Reader reader(body);
-  const auto end = reader.get<ConnectionEnd>();
-  if (!reader.complete() || end.connecting > 1) return std::nullopt;
-  return end;
+  const auto resume = reader.get<Resume>();
+  if (!reader.complete() || resume.end.connecting > 1) return std::nullopt;
+  return resume;
 }
 
 }  // namespace verbatim::wire

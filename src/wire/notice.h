@@ -11,8 +11,7 @@
 //   kAck          how many messages have come of those that must arrive: kClose, kFailed, and those about lanes
 //   kResume       only as the first message of a new TCP connection: the side channel of a connection is made again
 //
-// A notice has the handshake's header and a small body. Nothing here allocates, because the monitor has to send a
-// failure when memory has run out.
+// A notice has the handshake's header and a small body. Nothing here takes memory.
 #pragma once
 
 #include <array>
@@ -22,6 +21,7 @@
 #include <span>
 #include <string_view>
 
+#include "wire/authentication.h"
 #include "wire/handshake.h"
 
 namespace verbatim::wire {
@@ -42,8 +42,8 @@ class Notice {
   static Notice status_query(std::uint32_t id);
   static Notice status_reply(const struct ConnectionStatus& status_reply);
   static Notice ack(const struct Ack& ack);
-  // `end`: of the receiver of the message.
-  static Notice resume(const ConnectionEnd& end);
+  // `session`: the key of the connection.
+  static Notice resume(const struct Resume& resume, const Key& session);
   static Notice lane_down(const struct LaneDown& down);
   static Notice lane_fenced(const struct LaneReport& report);
   // `type`: kLaneOffer or kLaneAnswer.
@@ -64,6 +64,15 @@ struct Ack {
   std::uint64_t received = 0;  // by the sender of this
   std::uint64_t number = 0;    // of the next one from it on this TCP connection, counted from 0
 };
+
+// The body of kResume, which ends with a MAC of the session key.
+struct Resume {
+  ConnectionEnd end;         // of the receiver
+  std::uint64_t number = 0;  // from 1, of all that the sender makes: one that was used is not taken again
+
+  auto operator<=>(const Resume&) const = default;
+};
+static_assert(sizeof(Resume) == 40);  // no padding
 
 // The first error of the other end.
 struct FailureNotice {
@@ -134,7 +143,7 @@ std::optional<FailureNotice> decode_failure(std::span<std::uint8_t> body);
 std::optional<std::uint32_t> decode_status_query(std::span<const std::uint8_t> body);
 std::optional<ConnectionStatus> decode_status_reply(std::span<const std::uint8_t> body);
 std::optional<Ack> decode_ack(std::span<const std::uint8_t> body);
-std::optional<ConnectionEnd> decode_resume(std::span<const std::uint8_t> body);
+std::optional<Resume> decode_resume(std::span<const std::uint8_t> body);
 std::optional<LaneDown> decode_lane_down(std::span<const std::uint8_t> body);
 std::optional<LaneReport> decode_lane_fenced(std::span<const std::uint8_t> body);
 std::optional<LaneAddress> decode_lane_address(std::span<const std::uint8_t> body);

@@ -14,7 +14,7 @@ constexpr std::uint8_t kMaxRoceVersion = 2;
 
 template <typename Codec, typename Hello>
 void code_rma_hello(Codec& codec, Hello& hello) {
-  codec.fields(hello.listen, hello.attempt, hello.ranks, hello.rank, hello.pid, hello.host);
+  codec.fields(hello.listen, hello.attempt, hello.key, hello.ranks, hello.rank, hello.pid, hello.host);
 }
 
 template <typename Codec, typename Exchange>

@@ -104,9 +104,10 @@ wire::Hello hello_of(fuzz::Input& input, const wire::ListenId& listen) {
   return hello;
 }
 
-std::vector<std::uint8_t> resume_of(fuzz::Input& input, const wire::ListenId& listen) {
+std::vector<std::uint8_t> resume_of(fuzz::Input& input, const wire::ListenId& listen, const wire::Key& session = {}) {
   const auto which = input.get<std::uint8_t>();
-  const wire::Notice resume = wire::Notice::resume({{listen, which % 16U}, which / 16U % 3U});
+  const wire::Notice resume =
+      wire::Notice::resume({{{listen, which % 4U}, which / 4U % 3U}, which / 16U % 4U}, session);
   return {resume.bytes().begin(), resume.bytes().end()};
 }
 
@@ -160,14 +161,14 @@ void send_message(const UniqueFd& socket, const PeerMessage& message, Poll poll)
   }
 }
 
-// kReady for the reply, if that has come, or something else.
-void send_ready(const UniqueFd& socket, const PeerMessage& message, const wire::Secret& secret) {
+// kReady for the reply, if that has come, or something else. Returns the session key.
+wire::Key send_ready(const UniqueFd& socket, const PeerMessage& message, const wire::Secret& secret) {
   pollfd waits{socket.get(), POLLIN, 0};
-  if (!message.has_secret || ::poll(&waits, 1, 0) != 1) return;
+  if (!message.has_secret || ::poll(&waits, 1, 0) != 1) return {};
   IncomingMessage reply;
   const Result<bool> received = reply.receive(socket);
   const wire::Key key = wire::hello_key(secret);
-  if (!received || !*received || !reply.authenticate(key, wire::mac_of(message.bytes))) return;
+  if (!received || !*received || !reply.authenticate(key, wire::mac_of(message.bytes))) return {};
   const Result<wire::Hello> hello = wire::decode_hello(reply.body());
   require(!!hello, "a reply can be decoded");
   const std::optional<wire::Key> session =
@@ -177,6 +178,7 @@ void send_ready(const UniqueFd& socket, const PeerMessage& message, const wire::
   if (message.wrong_ready % 4 != 1) ready = wire::with_mac(std::move(ready), *session);
   if (message.wrong_ready % 4 == 2) ready[message.wrong_ready / 4 % ready.size()] ^= 1;
   static_cast<void>(::send(socket.get(), ready.data(), ready.size(), MSG_NOSIGNAL));
+  return *session;
 }
 
 UniqueFd tcp_socket() {
@@ -186,6 +188,20 @@ UniqueFd tcp_socket() {
   const linger none{.l_onoff = 1, .l_linger = 0};
   ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none);
   return socket;
+}
+
+// Asks for the side channel of the connection, or of another one, and sends what does not belong there.
+void resume(fuzz::Input& input, const wire::Handle& handle, const wire::Key& session) {
+  const UniqueFd socket = tcp_socket();
+  require(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&handle.address), sizeof(sockaddr_in)) == 0,
+          "a TCP connect to the listener succeeds");
+  std::vector<std::uint8_t> bytes = resume_of(input, wire::listen_id(handle.secret), session);
+  if (input.get<std::uint8_t>() % 4 == 1) bytes[input.get<std::uint8_t>() % bytes.size()] = input.get<std::uint8_t>();
+  const std::span<const std::uint8_t> further = input.take(input.get<std::uint8_t>());
+  bytes.insert(bytes.end(), further.begin(), further.end());
+  static_cast<void>(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL));
+  pollfd answered{socket.get(), POLLIN, 0};
+  static_cast<void>(::poll(&answered, 1, 10));
 }
 
 void test_accept(Context& context, fuzz::Input& input) {
@@ -205,6 +221,7 @@ void test_accept(Context& context, fuzz::Input& input) {
     if (!first.empty()) static_cast<void>(::send(socket.get(), first.data(), first.size(), MSG_NOSIGNAL));
   }
   std::vector<RecvComm*> accepted;
+  wire::Key session{};
   bool failed = false;
   const auto accept = [&] {
     const Result<RecvComm*> comm = context.accept(**listen);
@@ -218,8 +235,9 @@ void test_accept(Context& context, fuzz::Input& input) {
             "a TCP connect to the listener succeeds");
     send_message(client, message, accept);
     for (int i = 0; message.keeps_open && i < 50; ++i) accept();
-    if (message.sends_ready) send_ready(client, message, handle->secret);
+    if (message.sends_ready) session = send_ready(client, message, handle->secret);
     for (int i = 0; message.keeps_open && i < 50; ++i) accept();
+    if (!accepted.empty()) resume(input, *handle, session);
   }
   for (int i = 0; i < 50; ++i) accept();
   require(message.has_secret || (accepted.empty() && !failed),

@@ -57,8 +57,11 @@ bool change_bytes(fuzz::Input& input, std::uint8_t flags, Bytes& message) {
   return message != before;
 }
 
+constexpr wire::PublicKey kPublicKey{9};
+
 Bytes hello(fuzz::Input& input, wire::MessageType type, const wire::Secret& secret, std::uint32_t rank) {
-  wire::RmaHello hello{.listen = wire::listen_id(secret), .ranks = kRanks, .rank = rank, .pid = 7, .host = "fuzz"};
+  wire::RmaHello hello{
+      .listen = wire::listen_id(secret), .key = kPublicKey, .ranks = kRanks, .rank = rank, .pid = 7, .host = "fuzz"};
   const auto fields = input.get<std::uint8_t>();
   if ((fields & 1) != 0) hello.listen.bytes[input.get<std::uint8_t>() % hello.listen.bytes.size()] ^= 1;
   if ((fields & 2) != 0) hello.ranks = input.get<std::uint32_t>();
@@ -68,6 +71,7 @@ Bytes hello(fuzz::Input& input, wire::MessageType type, const wire::Secret& secr
     hello.host.assign(text.begin(), text.end());
   }
   if ((fields & 16) != 0) type = static_cast<wire::MessageType>(input.get<std::uint8_t>() % 8);
+  if ((fields & 32) != 0) hello.key[0] = input.get<std::uint8_t>();
   return wire::encode_rma_hello(type, hello);
 }
 
@@ -213,6 +217,7 @@ class HostileRank {
     const auto correct = [&](std::uint64_t attempt) {
       return wire::with_mac(wire::encode_rma_hello(type, {.listen = wire::listen_id(secret),
                                                           .attempt = attempt,
+                                                          .key = kPublicKey,
                                                           .ranks = kRanks,
                                                           .rank = rank_,
                                                           .pid = 7,

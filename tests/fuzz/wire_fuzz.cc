@@ -72,7 +72,7 @@ void decode_notices(std::span<const std::uint8_t> body) {
   if (const auto status = wire::decode_status_reply(body))
     require(status->sends <= 1, "an end is a sender or a receiver");
   if (const auto connection = wire::decode_resume(body)) {
-    const wire::Notice again = wire::Notice::resume(*connection);
+    const wire::Notice again = wire::Notice::resume(*connection, {});
     require(wire::decode_resume(again.bytes().subspan(wire::kHeaderBytes)) == connection,
             "a decoded identity can be encoded and decoded again");
   }

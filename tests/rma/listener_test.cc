@@ -57,8 +57,9 @@ bool send_all(const UniqueFd& socket, std::span<const std::uint8_t> bytes) {
   return true;
 }
 
-Bytes hello_to(const wire::Handle& other, wire::RmaHello hello) {
+Bytes hello_to(const wire::Handle& other, wire::RmaHello hello, const wire::PublicKey& key = {9}) {
   hello.listen = wire::listen_id(other.secret);
+  hello.key = key;
   return wire::with_mac(wire::encode_rma_hello(wire::MessageType::kConnect, hello), wire::hello_key(other.secret));
 }
 
@@ -251,6 +252,29 @@ TEST_F(RmaListener, HelloOfAnotherNumberOfRanks_IsRefusedWithReason) {
                 static_cast<ssize_t>(expected.size()));
       EXPECT_EQ(received, expected);
     }
+    rank.close();
+  });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
+}
+
+// No session key can be made with it.
+TEST_F(RmaListener, HelloWithoutPublicKey_RanksConnect) {
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    rank.keep_warnings();
+    rank.start();
+    UniqueFd socket;
+    if (rank.number() == 0) {
+      const wire::Handle other = handle_of(rank, 1);
+      socket = connection_to(other.address);
+      EXPECT_TRUE(send_all(socket, hello_to(other, {.attempt = 1, .ranks = 2, .rank = 0, .host = "other"}, {})));
+      std::uint8_t byte = 0;
+      rank.barrier();
+      EXPECT_EQ(::recv(socket.get(), &byte, 1, 0), 0);
+    } else {
+      rank.barrier();
+    }
+    rank.connect();
+    EXPECT_NE(rank.coll, nullptr);
     rank.close();
   });
   for (const int status : statuses) EXPECT_EQ(status, 0);

@@ -67,7 +67,7 @@ Result<std::unique_ptr<SendComm>> Connector::advance() {
       return log_timeout();
     }
     if (state_ == State::kSendReady) {
-      comm_->channel().set_socket(dial_.take_socket());
+      comm_->channel().set_socket(dial_.take_socket(), *session_);
       return std::move(comm_);
     }
     state_ = static_cast<State>(static_cast<int>(state_) + 1);

@@ -82,7 +82,7 @@ Result<std::unique_ptr<RecvComm>> ListenComm::accept() {
   if (blocked != handshakes_.end()) handshakes_.splice(handshakes_.end(), handshakes_, blocked);
   if (first == handshakes_.end()) return std::unique_ptr<RecvComm>();
   std::unique_ptr<RecvComm> comm = std::move(first->comm);
-  comm->channel().set_socket(std::move(first->socket));
+  comm->channel().set_socket(std::move(first->socket), first->session);
   handshakes_.erase(first);
   return comm;
 }

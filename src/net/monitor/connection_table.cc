@@ -24,17 +24,23 @@ wire::ConnectionEnd MonitoredConnection::end() const {
   return {{remote.listen, remote.attempt}, comm->kind() == CommKind::kSend ? 1U : 0U};
 }
 
+void MonitoredConnection::exchange_failure(const wire::Notice& notice) {
+  failure_exchanged = true;
+  failure_sent = send(notice);
+  failure_waits = !failure_sent;
+}
+
 void MonitoredConnection::send_failure_notice() {
-  if (failure_exchanged || peer_closed) return;
+  if ((failure_exchanged && !failure_waits) || peer_closed) return;
   const std::string* text = comm->failure_text();
   const wire::Notice notice =
       text != nullptr ? wire::Notice::failed(comm->error()->kind, *text) : wire::Notice::failed(ErrorKind::kNone, "");
-  failure_exchanged = failure_sent = send(notice);
+  exchange_failure(notice);
 }
 
 void MonitoredConnection::fail(ErrorKind kind, const char* why) {
   if (failure_exchanged) return;
-  failure_exchanged = failure_sent = send(wire::Notice::failed(kind, why));
+  exchange_failure(wire::Notice::failed(kind, why));
   comm->set_failure_reason(kind, why);
   comm->set_event(CommEvent::kFailedByMonitor);
 }
@@ -73,7 +79,7 @@ void ConnectionTable::forget(MonitoredConnection& connection) {
     // A notice that was sent on a side channel that was lost then may not have arrived.
     std::optional<wire::MessageType> last;
     if (!connection.peer_closed) last = connection.closing ? wire::MessageType::kClose : wire::MessageType::kFailed;
-    listener->remove_connection(connection.end(), last);
+    listener->remove_connection(connection.end(), connection.comm->channel().session(), last);
   }
   deadlines.remove(connection);
 }

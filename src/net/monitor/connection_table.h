@@ -55,6 +55,7 @@ struct MonitoredConnection {
   // Until it is false, the comm and this entry stay.
   bool has_calls() const { return calls_requested || calls_run; }
   bool send(const wire::Notice& notice) { return comm->channel().send(notice); }
+  void exchange_failure(const wire::Notice& notice);
   // Sends this end's error to the peer; of a comm that has not failed: that its owner closed it with work outstanding.
   void send_failure_notice();
   // Ends the connection at both ends for a reason that the monitor has found.
@@ -65,8 +66,9 @@ struct MonitoredConnection {
   const void* owner = nullptr;
   // Together, because a connection's memory is limited.
   bool peer_closed = false;        // nothing more is read from the side channel
-  bool failure_exchanged = false;  // a failure notice was sent or received
+  bool failure_exchanged = false;  // a failure notice was sent or received, or is to be sent
   bool failure_sent = false;
+  bool failure_waits = false;       // there was no memory to send it
   bool close_sent = false;          // graceful close
   bool no_answer = false;           // Keepalive has reported that the peer's host acknowledges nothing
   bool resumable = false;           // the listener knows this connection

@@ -137,7 +137,7 @@ Result<bool> Monitor::add(Comm& comm, const void* owner) {
   }
   if (table_.listener != nullptr) {
     try {
-      const bool is_first = table_.listener->add_connection(connection.end(), fd);
+      const bool is_first = table_.listener->add_connection(connection.end(), comm.channel().session(), fd);
       connection.resumable = true;
       if (is_first) serve_listener();
     } catch (...) {  // no memory: if the side channel is lost, it stays lost
@@ -300,7 +300,8 @@ void Monitor::attend(MonitoredConnection& connection, std::uint64_t now) {
   if (connection.loss != nullptr) next = std::min({next, connection.loss->probe_ns, connection.loss->check_ns});
   const bool has_notice = !connection.peer_closed && !connection.failure_exchanged && channel.is_open() &&
                           connection.comm->has_lane_notice();
-  const bool waits = has_notice || (closing && !connection.close_sent);  // for room, or memory
+  const bool has_failure = connection.failure_waits && !connection.peer_closed;
+  const bool waits = has_notice || has_failure || (closing && !connection.close_sent);  // for room, or memory
   if (!channel.flush() || waits) next = std::min(next, now + kSendRetryNs);
   table_.deadlines.set(connection, std::max(next, now + 1));  // later than `now`: the loop that calls this must end
 }

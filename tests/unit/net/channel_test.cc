@@ -57,7 +57,7 @@ class ChannelTest : public ::testing::Test {
   void open(bool connects, std::size_t addresses = 1) {
     Result<UniqueFd> own = tcp_connect(wire::to_sockaddr(addresses_[0]), {});
     ASSERT_TRUE(own);
-    channel_.set_socket(std::move(*own));
+    channel_.set_socket(std::move(*own), {});
     peer_ = accepted();
     const wire::ConnectionEnd end{.connection = {.listen = {}, .attempt = 7}, .connecting = connects ? 1U : 0U};
     ASSERT_TRUE(channel_.open(process_, {end, std::span(addresses_).first(addresses)}));
@@ -561,7 +561,7 @@ class ChannelPair : public ::testing::Test {
  protected:
   struct Resuming {
     UniqueFd socket;
-    std::array<std::uint8_t, wire::kHeaderBytes + sizeof(wire::ConnectionEnd)> message{};
+    std::array<std::uint8_t, wire::kHeaderBytes + sizeof(wire::Resume) + wire::kMacBytes> message{};
     std::size_t filled = 0;
   };
   struct End {
@@ -591,10 +591,10 @@ class ChannelPair : public ::testing::Test {
     }
     Result<UniqueFd> own = tcp_connect(wire::to_sockaddr(ends_[1]->addresses[0]), {});
     ASSERT_TRUE(own);
-    ends_[0]->channel.set_socket(std::move(*own));
+    ends_[0]->channel.set_socket(std::move(*own), {});
     Result<std::optional<UniqueFd>> accepted = tcp_accept(ends_[1]->listening[0]);
     ASSERT_TRUE(accepted && *accepted);
-    ends_[1]->channel.set_socket(std::move(**accepted));
+    ends_[1]->channel.set_socket(std::move(**accepted), {});
     for (std::size_t i = 0; i < 2; ++i) {
       const wire::ConnectionEnd end{.connection = {.listen = {}, .attempt = 7}, .connecting = i == 0 ? 1U : 0U};
       ASSERT_TRUE(ends_[i]->channel.open(ends_[i]->process, {end, ends_[1 - i]->addresses}));

@@ -132,7 +132,7 @@ class MonitorPortTest : public ::testing::Test {
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
     peer_ends_.push_back({UniqueFd(ends[1]), {}});
-    comm->channel().set_socket(UniqueFd(ends[0]));
+    comm->channel().set_socket(UniqueFd(ends[0]), {});
     EXPECT_TRUE(monitor_->watch(*comm, ports.front()->device));
     return comms_.emplace_back(std::move(comm)).get();
   }

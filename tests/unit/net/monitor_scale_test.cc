@@ -90,7 +90,7 @@ class MonitorScale : public ::testing::Test {
     int ends[2];
     ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
     peer_ends_.emplace_back(ends[1]);
-    comm->channel().set_socket(UniqueFd(ends[0]));
+    comm->channel().set_socket(UniqueFd(ends[0]), {});
     ASSERT_TRUE(monitor_->watch(*comm, this));
     comms_.push_back(std::move(comm));
   }

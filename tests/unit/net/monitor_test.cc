@@ -101,7 +101,7 @@ class MonitorTest : public ::testing::Test {
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
     peer_ends_.emplace_back(ends[1]);
-    if (comm != nullptr) comm->channel().set_socket(UniqueFd(ends[0]));
+    if (comm != nullptr) comm->channel().set_socket(UniqueFd(ends[0]), {});
     return comm;
   }
 
@@ -315,7 +315,7 @@ TEST_F(MonitorTest, HangingDevice_DoesNotDelayCloseOfAnotherComm) {
 
 // epoll rejects a file, as it rejects a socket beyond the limit of the user.
 TEST_F(MonitorTest, UnwatchableComm_IsRejected) {
-  comm_->channel().set_socket(UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)));
+  comm_->channel().set_socket(UniqueFd(::open("/dev/null", O_RDONLY | O_CLOEXEC)), {});
   const LogCapture log;
   const Status watched = monitor_->watch(*comm_, this);
   ASSERT_FALSE(watched);

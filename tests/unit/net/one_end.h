@@ -50,7 +50,7 @@ class OneEnd : public ::testing::Test {
     ASSERT_TRUE(address);
     Result<UniqueFd> own = tcp_connect(*address, {});
     ASSERT_TRUE(own);
-    comm_->channel().set_socket(std::move(*own));
+    comm_->channel().set_socket(std::move(*own), {});
     peer_ = accepted();
     ASSERT_TRUE(!!peer_);
     ASSERT_TRUE(monitor_->watch(*comm_, this));
@@ -119,7 +119,8 @@ class OneEnd : public ::testing::Test {
     EXPECT_TRUE(made);
     if (!made) return {};
     EXPECT_TRUE(ConnectedComms::eventually([&] { return *tcp_connected(*made); }));
-    say(*made, wire::Notice::resume(end));
+    static std::uint64_t number = 0;
+    say(*made, wire::Notice::resume({end, ++number}, {}));
     return std::move(*made);
   }
   static void close_with_reset(UniqueFd& socket) {

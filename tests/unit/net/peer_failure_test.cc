@@ -94,7 +94,7 @@ class Keepalive : public ::testing::Test {
     ASSERT_TRUE(address);
     Result<UniqueFd> own = tcp_connect(*address, {});
     ASSERT_TRUE(own);
-    comm_->channel().set_socket(std::move(*own));
+    comm_->channel().set_socket(std::move(*own), {});
     ASSERT_TRUE(ConnectedComms::eventually([&] {
       Result<std::optional<UniqueFd>> accepted = tcp_accept(*listener);
       if (accepted && *accepted) peer_ = std::move(**accepted);
@@ -161,7 +161,7 @@ TEST_F(Keepalive, AcknowledgedAfterACut_FailsOneTickLater) {
   int ends[2];
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
   control_->unwatch(*comm_);
-  comm_->channel().set_socket(UniqueFd(ends[0]));
+  comm_->channel().set_socket(UniqueFd(ends[0]), {});
   peer_ = UniqueFd(ends[1]);
   const LogCapture log;
   ASSERT_TRUE(control_->watch(*comm_, this));

@@ -129,7 +129,7 @@ TEST_F(EndOfSeveralAddresses, Listener_ServesEachAddress) {
   std::vector<UniqueFd> made;
   for (const wire::Address& address : addresses) {
     const wire::ConnectionEnd end{{wire::listen_id({2}), static_cast<std::uint64_t>(++key)}, 1};
-    listener.add_connection(end, key);
+    listener.add_connection(end, {}, key);
     made.push_back(resume(wire::to_sockaddr(address), end));
   }
   std::vector<int> keys;
@@ -143,12 +143,65 @@ TEST_F(EndOfSeveralAddresses, Listener_ServesEachAddress) {
   EXPECT_EQ(keys, (std::vector<int>{1, 2, 3}));
   EXPECT_EQ(watched.size(), 3U);
   for (int i = 1; i <= 3; ++i) {
-    listener.remove_connection({{wire::listen_id({2}), static_cast<std::uint64_t>(i)}, 1}, std::nullopt);
+    listener.remove_connection({{wire::listen_id({2}), static_cast<std::uint64_t>(i)}, 1}, {}, std::nullopt);
   }
   listener.remove(wire::listen_id({2}));
   watched.clear();
   listener.take_resumed([&](int fd) { watched.push_back(fd); });
   EXPECT_TRUE(watched.empty()) << "they are closed with the last listen";
+}
+
+// Who has recorded a request, or knows no session key, does not get the side channel.
+TEST_F(EndOfSeveralAddresses, Listener_TakesOnlyNewRequestsWithTheSessionKey) {
+  constexpr wire::Key kSession{5};
+  Listener listener(test::loopback(1));
+  const Result<sockaddr_storage> address = listener.add(wire::Secret{2});
+  ASSERT_TRUE(address);
+  const wire::ConnectionEnd end{{wire::listen_id({2}), 1}, 1};
+  listener.add_connection(end, kSession, 7);
+  const auto ask = [&](std::uint64_t number, const wire::Key& session) {
+    Result<UniqueFd> made = tcp_connect(*address, {});
+    EXPECT_TRUE(made);
+    EXPECT_TRUE(ConnectedComms::eventually([&] { return *tcp_connected(*made); }));
+    say(*made, wire::Notice::resume({end, number}, session));
+    return std::move(*made);
+  };
+  const auto is_taken = [&](std::uint64_t number, const wire::Key& session) {
+    const UniqueFd made = ask(number, session);
+    std::size_t taken = 0;
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
+      taken += listener.take_resumed([](int) {}).size();
+      return taken != 0 || !check_open(made);
+    }));
+    return taken == 1;
+  };
+  const auto is_answered = [&](std::uint64_t number, const wire::Key& session) {
+    const UniqueFd made = ask(number, session);
+    ssize_t count = -1;
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
+      static_cast<void>(listener.poll(wire::listen_id({2})));
+      std::uint8_t byte = 0;
+      return (count = ::recv(made.get(), &byte, 1, 0)) >= 0;
+    }));
+    return count == 1;
+  };
+  EXPECT_FALSE(is_taken(1, wire::Key{6}));
+  EXPECT_FALSE(is_taken(0, kSession)) << "numbers begin at 1";
+  EXPECT_TRUE(is_taken(1, kSession)) << "the wrong one has not used it up";
+  EXPECT_FALSE(is_taken(1, kSession));
+  EXPECT_TRUE(is_taken(3, kSession)) << "one may be lost";
+  EXPECT_FALSE(is_taken(2, kSession));
+  {
+    UniqueFd given_up = ask(5, kSession);
+    close_with_reset(given_up);
+    EXPECT_FALSE(is_taken(5, kSession)) << "whoever has read it";
+  }
+  listener.remove_connection(end, kSession, wire::MessageType::kClose);
+  EXPECT_FALSE(is_answered(5, kSession));
+  EXPECT_FALSE(is_answered(6, wire::Key{6}));
+  EXPECT_TRUE(is_answered(6, kSession)) << "the peer learns that the connection has ended";
+  EXPECT_FALSE(is_answered(6, kSession));
+  listener.remove(wire::listen_id({2}));
 }
 
 // A process that only connects: while a connector holds the listener, its sockets are open.

@@ -164,7 +164,7 @@ TEST_F(SideChannelLoss, UnknownConnection_IsClosedWithoutReply) {
   const wire::Hello& remote = link_.send().endpoint().remote();
   const LogCapture log;
   for (const bool whole : {true, false}) {
-    const wire::Notice notice = wire::Notice::resume({{remote.listen, remote.attempt ^ 1}, 0});
+    const wire::Notice notice = wire::Notice::resume({{{remote.listen, remote.attempt ^ 1}, 0}, 1}, {});
     const UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     ASSERT_EQ(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&*listener), sizeof(sockaddr_in)), 0);
     std::vector<std::uint8_t> bytes(notice.bytes().begin(), notice.bytes().end());
@@ -248,15 +248,12 @@ TEST_F(OneEnd, Receiver_AcceptsTheNewChannel) {
       close_with_reset(peer_);
       ASSERT_TRUE(eventually_has(CommEvent::kProbePeer));
     }
-    Result<UniqueFd> made = tcp_connect(*address, {});
-    ASSERT_TRUE(made);
-    ASSERT_TRUE(ConnectedComms::eventually([&] { return *tcp_connected(*made); }));
-    ASSERT_NO_FATAL_FAILURE(say(*made, wire::Notice::resume({})));
-    ASSERT_NO_FATAL_FAILURE(say(*made, wire::Notice::ack({0, 0})));
-    ASSERT_EQ(first(*made), wire::MessageType::kAck);
-    ASSERT_NO_FATAL_FAILURE(say(*made, wire::Notice::without_body(wire::MessageType::kPing)));
-    ASSERT_EQ(next(*made), wire::MessageType::kPong);
-    peer_ = std::move(*made);
+    UniqueFd made = resume(*address);
+    ASSERT_NO_FATAL_FAILURE(say(made, wire::Notice::ack({0, 0})));
+    ASSERT_EQ(first(made), wire::MessageType::kAck);
+    ASSERT_NO_FATAL_FAILURE(say(made, wire::Notice::without_body(wire::MessageType::kPing)));
+    ASSERT_EQ(next(made), wire::MessageType::kPong);
+    peer_ = std::move(made);
     EXPECT_FALSE(has(CommEvent::kProbePeer));
   }
   EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
@@ -335,7 +332,7 @@ TEST_F(OneEnd, Sender_PeerHasEndedMeanwhile_HasCommEvent) {
 TEST_F(OneEnd, ResumedTwice_LastSocketIsKept) {
   const Result<sockaddr_storage> address = listener_->add(wire::Secret{1});
   ASSERT_TRUE(address);
-  listener_->add_connection({}, 7);
+  listener_->add_connection({}, {}, 7);
   const UniqueFd first = resume(*address);
   const UniqueFd second = resume(*address);
   ASSERT_TRUE(first && second);
@@ -347,7 +344,7 @@ TEST_F(OneEnd, ResumedTwice_LastSocketIsKept) {
   const std::vector<Listener::Resumed> resumed = listener_->take_resumed([](int) {});
   ASSERT_EQ(resumed.size(), 1U);
   EXPECT_EQ(resumed[0].key, 7);
-  listener_->remove_connection({}, std::nullopt);
+  listener_->remove_connection({}, {}, std::nullopt);
   listener_->remove(wire::listen_id({1}));
 }
 
@@ -358,7 +355,7 @@ TEST_F(OneEnd, ResumedAgainAndAgain_EachIsTakenWhenItComes) {
   ASSERT_NO_FATAL_FAILURE(watch_receiver());
   wire::ConnectionEnd other;
   other.connection.attempt = 4711;
-  listener_->add_connection(other, comm_->channel().key());
+  listener_->add_connection(other, {}, comm_->channel().key());
   UniqueFd made;
   int closed = 0;
   EXPECT_TRUE(ConnectedComms::eventually([&] {
@@ -371,7 +368,7 @@ TEST_F(OneEnd, ResumedAgainAndAgain_EachIsTakenWhenItComes) {
   })) << closed;
   ASSERT_NO_FATAL_FAILURE(say(peer_, wire::Notice::without_body(wire::MessageType::kPing)));
   EXPECT_EQ(next(peer_), wire::MessageType::kPong) << "the side channel has stayed the same";
-  listener_->remove_connection(other, std::nullopt);
+  listener_->remove_connection(other, {}, std::nullopt);
   listener_->remove(wire::listen_id({1}));
 }
 

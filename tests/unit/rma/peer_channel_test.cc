@@ -55,7 +55,7 @@ class PeerChannelTest : public ::testing::Test {
       if (next && *next) peer_ = std::move(**next);
       return !!peer_;
     });
-    channel_ = std::make_unique<PeerChannel>(*process_, std::move(*own), own_, std::vector{address_});
+    channel_ = std::make_unique<PeerChannel>(*process_, std::move(*own), own_, wire::Key{}, std::vector{address_});
   }
   void open(std::uint64_t max_loss_ns = 10 * kNanosecondsPerSecond) {
     make(max_loss_ns);
@@ -183,7 +183,7 @@ TEST_F(PeerChannelTest, WasNotOpened_RankThatResumesLearnsThatItHasEnded) {
   Result<UniqueFd> socket = tcp_connect(wire::to_sockaddr(addresses.front()), {});
   ASSERT_TRUE(socket);
   MessageStream stream;
-  ASSERT_TRUE(stream.add(*socket, wire::Notice::resume(own_).bytes()) && stream.flush(*socket));
+  ASSERT_TRUE(stream.add(*socket, wire::Notice::resume({own_, 1}, {}).bytes()) && stream.flush(*socket));
   std::optional<MessageType> type;
   eventually([&] {
     listener_.serve();

@@ -116,10 +116,15 @@ TEST(Notice, Ack_HasTheNumbersOfMessages) {
 TEST(Notice, Resume_NamesTheEndOfTheConnection) {
   const ConnectionEnd end{{{1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16}, 0xfedcba9876543210}, 1};
   EXPECT_EQ(end.other().other(), end);
-  EXPECT_FALSE(decode_resume(body_of(Notice::resume({end.connection, 2}))));
-  const std::vector<std::uint8_t> body = body_of(Notice::resume(end));
-  EXPECT_EQ(decode_resume(body), end);
-  for (std::size_t bytes = 0; bytes < body.size(); ++bytes) {
+  EXPECT_FALSE(decode_resume(body_of(Notice::resume({{end.connection, 2}, 1}, {}))));
+  const Resume resume{end, 7};
+  const Notice notice = Notice::resume(resume, Key{1});
+  EXPECT_TRUE(has_mac(notice.bytes(), Key{1}));
+  EXPECT_FALSE(has_mac(notice.bytes(), Key{2}));
+  const std::vector<std::uint8_t> body = body_of(notice);
+  EXPECT_EQ(body.size(), sizeof resume + kMacBytes);
+  EXPECT_EQ(decode_resume(body), resume);
+  for (std::size_t bytes = 0; bytes < sizeof resume; ++bytes) {
     EXPECT_FALSE(decode_resume(std::span(body).first(bytes))) << bytes;
   }
 }

@@ -38,6 +38,7 @@ TEST(RmaMessages, Hello_IsReadAsItWasWritten) {
       .ranks = 8, .rank = 3, .pid = 4711, .host = "node1", .addresses = {{.ip = {1, 2}, .port = 3}, {.port = 4}}};
   hello.listen.bytes[5] = 9;
   hello.attempt = 17;
+  hello.key = {3, 1};
   const std::vector<std::uint8_t> message = encode_rma_hello(MessageType::kAccept, hello);
   const Result<Header> header = decode_header(std::span(message).first<kHeaderBytes>());
   ASSERT_TRUE(header);
@@ -48,6 +49,7 @@ TEST(RmaMessages, Hello_IsReadAsItWasWritten) {
   EXPECT_EQ(decode_connection_id(rma_body(message)), (ConnectionId{hello.listen, 17}));
   EXPECT_EQ(read->listen, hello.listen);
   EXPECT_EQ(read->attempt, 17U);
+  EXPECT_EQ(read->key, hello.key);
   EXPECT_EQ(read->ranks, 8U);
   EXPECT_EQ(read->rank, 3U);
   EXPECT_EQ(read->pid, 4711U);
