@@ -4,6 +4,8 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -204,6 +206,12 @@ void reset_on_close(const UniqueFd& socket, bool resets) {
 void close_with_reset(UniqueFd& socket) {
   reset_on_close(socket);
   socket.reset();
+}
+
+// Not by libc's function: ThreadSanitizer would take the descriptor for a new one.
+void reset_connection(const UniqueFd& socket) {
+  const sockaddr none{.sa_family = AF_UNSPEC, .sa_data = {}};
+  ::syscall(SYS_connect, socket.get(), &none, sizeof none);
 }
 
 bool is_established(const UniqueFd& socket) {

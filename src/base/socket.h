@@ -52,6 +52,8 @@ void set_keepalive(const UniqueFd& socket, unsigned seconds);
 // When it is closed, the peer gets a reset, and no end of file.
 void reset_on_close(const UniqueFd& socket, bool resets = true);
 void close_with_reset(UniqueFd& socket);
+// Ends the connection with a reset, and keeps the descriptor.
+void reset_connection(const UniqueFd& socket);
 // Whether neither end has closed or reset the connection, as far as this host knows.
 bool is_established(const UniqueFd& socket);
 

@@ -28,7 +28,7 @@ constexpr std::uint64_t kAnswerNs = 100 * kNanosecondsPerMillisecond;
 // For so long the connecting side prefers its own attempt to one of the peer, if both ends make one. If the peer has
 // not answered then, another host has the address that it tries.
 constexpr std::uint64_t kPrefersOwnNs = 5 * kNanosecondsPerMillisecond;
-// A channel that is as new as this does not move because its path is down.
+// A channel that is as new as this does not move because its path is down, and is not made again at once.
 constexpr std::uint64_t kNewNs = kNanosecondsPerSecond;
 constexpr std::uint64_t kFirstPauseNs = 100 * kNanosecondsPerMillisecond;
 constexpr unsigned kMaxDoublings = 7;  // 12.8 s
@@ -58,19 +58,30 @@ void set_low_water(const UniqueFd& socket, int bytes) {
 // The peer's first message shows that it has accepted the channel, or that it has ended the connection. It stays in the
 // socket.
 enum class Answer : std::uint8_t { kNone, kAccepted, kOther };
-Answer read_answer(const UniqueFd& socket) {
-  std::uint8_t bytes[wire::kHeaderBytes];
+// `key`: of the messages on this TCP connection.
+Answer read_answer(const UniqueFd& socket, const wire::Key& key, std::uint64_t sender) {
+  std::uint8_t bytes[wire::kMaxNoticeBytes + wire::kMacBytes];
   const ssize_t count = ::recv(socket.get(), bytes, sizeof bytes, MSG_PEEK | MSG_DONTWAIT);
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) return Answer::kNone;
-  // A connection that has ended does not bring the rest of a header.
-  if (count > 0 && count < static_cast<ssize_t>(sizeof bytes) && is_established(socket)) return Answer::kNone;
-  if (count != static_cast<ssize_t>(sizeof bytes)) return Answer::kOther;
-  const Result<wire::Header> header = wire::decode_header(bytes);
-  if (!header) return Answer::kOther;
-  const wire::MessageType type = header->type;
-  const bool known =
-      type == wire::MessageType::kAck || type == wire::MessageType::kClose || type == wire::MessageType::kFailed;
-  return known ? Answer::kAccepted : Answer::kOther;
+  if (count <= 0) return Answer::kOther;
+  const std::span<const std::uint8_t> read = std::span(bytes).first(static_cast<std::size_t>(count));
+  std::size_t whole = wire::kHeaderBytes;
+  if (read.size() >= whole) {
+    const Result<wire::Header> header = wire::decode_header(read.first<wire::kHeaderBytes>());
+    if (!header) return Answer::kOther;
+    const wire::MessageType type = header->type;
+    const bool known =
+        type == wire::MessageType::kAck || type == wire::MessageType::kClose || type == wire::MessageType::kFailed;
+    whole += header->body_bytes;
+    if (!known || whole > sizeof bytes) return Answer::kOther;
+    if (read.size() >= whole)
+      return wire::has_mac(read.first(whole), key, wire::message_context(sender, 0)) ? Answer::kAccepted
+                                                                                     : Answer::kOther;
+  }
+  // A connection that has ended does not bring the rest.
+  if (!is_established(socket)) return Answer::kOther;
+  set_low_water(socket, static_cast<int>(whole));
+  return Answer::kNone;
 }
 
 }  // namespace
@@ -80,6 +91,7 @@ Status Channel::open(const Process& process, const Ends& ends) {
   process_ = &process;
   ends_ = ends;
   dialed_ = ends.own.connecting != 0;
+  stream_.begin(key_of(dialed_, 0), ends.own.connecting);
   find_path();
   return {};
 }
@@ -152,6 +164,7 @@ bool Channel::is_acknowledged() const {
 Result<std::optional<Channel::Message>> Channel::receive() {
   while (true) {
     Result<std::optional<Message>> message = stream_.receive(socket_);
+    if (!message && !is_peers()) return Error{ErrorKind::kRemote, ECONNRESET, "a message on the side channel"};
     if (!message || !*message) return message;
     const wire::MessageType type = (*message)->type;
     if (type == wire::MessageType::kPing) {
@@ -262,7 +275,9 @@ bool Channel::begin_loss(std::uint64_t now, bool moves) {
   if (lost_ == nullptr) return false;
   lost_->moves = moves;
   find_targets(*lost_);
+  const bool is_new = since_ns_ != 0 && now - since_ns_ < kNewNs;
   lost_->attempt_ns = now + (moves || ends_.own.connecting != 0 ? 0 : kAcceptingSideWaitsNs);
+  if (!moves && is_new) lost_->attempt_ns += kFirstPauseNs;
   if (lost_->target_count == 0) lost_->attempt_ns = kNever;
   answer_due_ns_ = 0;
   return true;
@@ -286,6 +301,7 @@ bool Channel::lose(std::uint64_t now) {
   end_loss();  // it may have been moving
   if (!begin_loss(now, false)) return false;
   process_->handler.unwatch(key());
+  reset_connection(socket_);  // the peer may not have noticed
   stream_.reset();
   transmitted_ = 0;
   peers_number_.reset();
@@ -344,26 +360,31 @@ Channel::Change Channel::ready(std::uint64_t now) {
     }
     return give_up_attempt(now);
   }
-  const Answer answer = read_answer(attempt);
+  const Answer answer = read_answer(attempt, key_of(true, resumes_), ends_.own.other().connecting);
   if (answer == Answer::kNone && process_->handler.watch(attempt.get(), EventHandler::kReadableOnce, key())) {
     return Change::kNone;
   }
   if (answer != Answer::kAccepted) return give_up_attempt(now);
-  const Change change = replace(std::move(lost_->attempt), true, now);
+  const Change change = replace(std::move(lost_->attempt), true, resumes_, now);
   return change == Change::kNone ? give_up_attempt(now) : change;
 }
 
-Channel::Change Channel::accept(UniqueFd socket, std::uint64_t now) {
+wire::Key Channel::key_of(bool dialed, std::uint64_t number) const {
+  return wire::channel_key(session_, dialed ? ends_.own.connecting : ends_.own.other().connecting, number);
+}
+
+Channel::Change Channel::accept(UniqueFd socket, std::uint64_t number, std::uint64_t now) {
   if (!is_established(socket)) {
     close_with_reset(socket);
     return Change::kNone;
   }
   // Both ends make it again. The peer gives up its attempt when it gets this one.
   if (lost_ == nullptr || !lost_->resume_sent || ends_.own.connecting == 0)
-    return replace(std::move(socket), false, now);
+    return replace(std::move(socket), false, number, now);
   if (!lost_->offered) lost_->offered_ns = now + kPrefersOwnNs;
   if (lost_->offered) close_with_reset(lost_->offered);  // the peer has given that one up
   lost_->offered = std::move(socket);
+  lost_->offered_number = number;
   return Change::kNone;
 }
 
@@ -371,7 +392,7 @@ Channel::Change Channel::advance(std::uint64_t now) {
   if (lost_ == nullptr) return Change::kNone;
   if (lost_->offered && (now >= lost_->offered_ns || !lost_->attempt)) {
     UniqueFd offered = std::move(lost_->offered);
-    if (is_established(offered)) return replace(std::move(offered), false, now);
+    if (is_established(offered)) return replace(std::move(offered), false, lost_->offered_number, now);
     close_with_reset(offered);
   }
   if (now < lost_->attempt_ns) return Change::kNone;
@@ -387,7 +408,7 @@ std::uint64_t Channel::due_ns() const {
 
 // Puts the socket in the place of the channel's, whose descriptor number stays the same. kNone: that has failed, and it
 // is lost as before.
-Channel::Change Channel::replace(UniqueFd socket, bool dialed, std::uint64_t now) {
+Channel::Change Channel::replace(UniqueFd socket, bool dialed, std::uint64_t number, std::uint64_t now) {
   const bool was_open = is_open();
   const bool moves = was_open && lost_ != nullptr;
   process_->handler.unwatch(key());
@@ -400,7 +421,7 @@ Channel::Change Channel::replace(UniqueFd socket, bool dialed, std::uint64_t now
     return was_open ? Change::kBroken : Change::kNone;
   }
   reset_on_close(socket_, false);
-  stream_.reset();
+  stream_.begin(key_of(dialed, number), ends_.own.connecting);
   dialed_ = dialed;
   transmitted_ = 0;
   peers_number_.reset();

@@ -6,8 +6,9 @@
 //   open --error--> lost --TCP connect to an address of the peer, kResume, kAck--> open
 //                        --kResume of the peer came to the listener--> open
 //
-// kResume shows the session key and has a number that was not used before: who does not know that key can at most send
-// a request of an end before it has come.
+// kResume shows the session key and has a number that was not used before, and all messages on a TCP connection have
+// MACs, also the first answer: who does not know that key can send none, and can at most send a request of an end
+// before it has come.
 //
 // Each end knows under which addresses the other one listens, one on each of its interfaces. Both ends may make the
 // channel again, because only one may know that it must be; if they do so at the same time, the attempt of the
@@ -112,8 +113,8 @@ class Channel {
   bool lose(std::uint64_t now);
   // Continues the attempt, if its socket may have become ready.
   Change ready(std::uint64_t now);
-  // The peer has made the channel again.
-  Change accept(UniqueFd socket, std::uint64_t now);
+  // The peer has made the channel again. `number`: of its kResume.
+  Change accept(UniqueFd socket, std::uint64_t number, std::uint64_t now);
   // Begins or gives up an attempt when it is time.
   Change advance(std::uint64_t now);
   // When to call advance().
@@ -156,6 +157,7 @@ class Channel {
     std::uint64_t attempt_ns = 0;  // when `attempt` is given up, or the next one begins
     UniqueFd attempt;              // a TCP connection that may become the channel
     UniqueFd offered;              // one that the peer has made, of an end that prefers its own for a while
+    std::uint64_t offered_number = 0;
     std::uint64_t offered_ns = 0;  // when it is taken
   };
 
@@ -174,7 +176,12 @@ class Channel {
   void set_refused(bool refused);
   void receive_pong();
   bool receive_ack(std::span<const std::uint8_t> body);
-  Change replace(UniqueFd socket, bool dialed, std::uint64_t now);
+  // `number`: of its kResume, which this end has sent if it has `dialed`.
+  // Whether the peer has sent something on the TCP connection that was made again. Before, another process may have
+  // sent its request.
+  bool is_peers() const { return since_ns_ == 0 || stream_.has_received(); }
+  Change replace(UniqueFd socket, bool dialed, std::uint64_t number, std::uint64_t now);
+  wire::Key key_of(bool dialed, std::uint64_t number) const;
 
   UniqueFd socket_;
   wire::Key session_{};

@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/socket.h"
 #include "channel/hello_limits.h"
+#include "channel/message_stream.h"
 #include "wire/limits.h"
 #include "wire/notice.h"
 
@@ -152,16 +153,18 @@ std::vector<Listener::Resumed> Listener::take_resumed(const std::function<void(i
     const auto one = next++;
     const Connection& connection = connections_.at(one->first);
     if (connection.handler != nullptr) continue;
-    resumed.push_back({one->first, connection.key, std::move(one->second)});
+    resumed.push_back({one->first, connection.key, connection.number, std::move(one->second)});
     resumed_.erase(one);
   }
   return resumed;
 }
 
-std::optional<UniqueFd> Listener::take_resumed(const wire::ConnectionEnd& end) {
+std::optional<Listener::Resumed> Listener::take_resumed(const wire::ConnectionEnd& end) {
   const MutexLock lock(mutex_);
-  const auto found = resumed_.extract(end);
-  return found.empty() ? std::nullopt : std::optional(std::move(found.mapped()));
+  auto found = resumed_.extract(end);
+  if (found.empty()) return std::nullopt;
+  const Connection& connection = connections_.at(end);
+  return Resumed{end, connection.key, connection.number, std::move(found.mapped())};
 }
 
 bool Listener::has_connections() {
@@ -300,7 +303,9 @@ void Listener::resume(PendingConnection& pending) {
   const wire::Notice last = removed->last == wire::MessageType::kClose
                                 ? wire::Notice::without_body(wire::MessageType::kClose)
                                 : wire::Notice::failed(ErrorKind::kNone, "");
-  static_cast<void>(OutgoingMessage({last.bytes().begin(), last.bytes().end()}).send(pending.socket));
+  MessageStream answer;
+  answer.begin(wire::channel_key(removed->session, 1 - resume->end.connecting, resume->number), resume->end.connecting);
+  if (answer.add(pending.socket, last.bytes())) answer.flush(pending.socket);
 }
 
 bool Listener::read_hello(PendingConnection& pending) {

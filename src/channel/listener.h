@@ -90,7 +90,8 @@ class Listener {
                          std::optional<wire::MessageType> last) noexcept VERBATIM_EXCLUDES(mutex_);
   struct Resumed {
     wire::ConnectionEnd end;
-    int key;  // of add_connection()
+    int key;               // of add_connection()
+    std::uint64_t number;  // of the request
     UniqueFd socket;
   };
   // The side channels that peers have made since the last call, at most one of each connection. It may log. The
@@ -98,7 +99,7 @@ class Listener {
   // peer makes a side channel again, while it cannot be closed.
   std::vector<Resumed> take_resumed(const std::function<void(int descriptor)>& watch) VERBATIM_EXCLUDES(mutex_);
   // That of an end with a handler.
-  std::optional<UniqueFd> take_resumed(const wire::ConnectionEnd& end) VERBATIM_EXCLUDES(mutex_);
+  std::optional<Resumed> take_resumed(const wire::ConnectionEnd& end) VERBATIM_EXCLUDES(mutex_);
   // While there are any, take_resumed() of all is to be called.
   bool has_connections() VERBATIM_EXCLUDES(mutex_);
 

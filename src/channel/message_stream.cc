@@ -10,6 +10,13 @@
 
 namespace verbatim {
 
+void MessageStream::begin(const wire::Key& key, std::uint64_t own) {
+  reset();
+  key_ = key;
+  own_ = own;
+  next_sent_ = next_received_ = 0;
+}
+
 void MessageStream::reset() {
   received_bytes_ = 0;
   unsent_ = std::vector<std::uint8_t>();
@@ -44,7 +51,7 @@ Result<std::optional<MessageStream::Message>> MessageStream::receive(const Uniqu
     if (!begun) return begun.error();
     if (!*begun) return std::optional<Message>();
   }
-  const Result<wire::Header> header = wire::decode_header(first, max_body_);
+  const Result<wire::Header> header = wire::decode_header(first, max_body_ + wire::kMacBytes);
   if (!header) return Error{ErrorKind::kRemote, EPROTO, "a message on the side channel"};
   const std::size_t bytes = first.size() + header->body_bytes;
   const bool is_long = bytes > received_.size();
@@ -53,17 +60,27 @@ Result<std::optional<MessageStream::Message>> MessageStream::receive(const Uniqu
   if (!*whole) return std::optional<Message>();
   received_bytes_ = 0;
   const std::span<std::uint8_t> message = is_long ? std::span(*long_) : std::span(received_).first(bytes);
-  return std::optional<Message>(Message{header->type, message.subspan(first.size())});
+  if (!wire::has_mac(message, key_, wire::message_context(1 - own_, next_received_)))
+    return Error{ErrorKind::kRemote, EBADMSG, "a message on the side channel"};
+  ++next_received_;
+  return std::optional<Message>(
+      Message{header->type, message.subspan(first.size(), header->body_bytes - wire::kMacBytes)});
 }
 
 bool MessageStream::add(const UniqueFd& socket, std::span<const std::uint8_t> message) {
   if (unsent_.size() > wire::kMaxNoticeBytes && !flush(socket)) return false;
+  const std::size_t begin = unsent_.size();
   try {
-    unsent_.insert(unsent_.end(), message.begin(), message.end());
-    return true;
+    unsent_.resize(begin + message.size() + wire::kMacBytes);
   } catch (...) {
     return false;
   }
+  const std::span<std::uint8_t> added = std::span(unsent_).subspan(begin);
+  std::ranges::copy(message, added.begin());
+  wire::put_body_bytes(added.first<wire::kHeaderBytes>(), added.size() - wire::kHeaderBytes);
+  const wire::Mac mac = wire::make_mac(added.first(message.size()), key_, wire::message_context(own_, next_sent_++));
+  std::ranges::copy(mac, added.last(mac.size()).begin());
+  return true;
 }
 
 std::size_t MessageStream::send_some(const UniqueFd& socket, std::span<const std::uint8_t> bytes) {

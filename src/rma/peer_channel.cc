@@ -150,8 +150,8 @@ std::uint64_t PeerChannel::attend() noexcept {
 }
 
 void PeerChannel::advance(std::uint64_t now) {
-  if (std::optional<UniqueFd> socket = process_.listener.take_resumed(own_)) {
-    changed(channel_.accept(std::move(*socket), now), now);
+  if (std::optional<Listener::Resumed> resumed = process_.listener.take_resumed(own_)) {
+    changed(channel_.accept(std::move(resumed->socket), resumed->number, now), now);
   }
   if (channel_.is_being_made()) changed(channel_.ready(now), now);
   read(now);

@@ -3,6 +3,7 @@
 #include <sodium.h>
 
 #include <algorithm>
+#include <bit>
 #include <initializer_list>
 
 #include "base/random.h"
@@ -17,7 +18,7 @@ static_assert(sizeof(PublicKey) == crypto_scalarmult_curve25519_BYTES);
 // used here do not need it: it chooses faster implementations, and makes randomness ready.
 
 // What a hash is for: no two of them have the same input.
-enum class Purpose : std::uint8_t { kListenId = 1, kHello = 2, kSession = 3, kMac = 4 };
+enum class Purpose : std::uint8_t { kListenId = 1, kHello = 2, kSession = 3, kMac = 4, kChannel = 5 };
 
 using Parts = std::initializer_list<std::span<const std::uint8_t>>;
 
@@ -66,6 +67,14 @@ std::optional<Key> session_key(const Key& key, const KeyPair& own, const PublicK
   const Key made = hash<sizeof(Key)>(key, Purpose::kSession, {shared, hello, reply});
   ::sodium_memzero(shared.data(), shared.size());
   return made;
+}
+
+MessageContext message_context(std::uint64_t sender, std::uint64_t sequence) {
+  return std::bit_cast<MessageContext>(std::array{sender, sequence});
+}
+
+Key channel_key(const Key& session, std::uint64_t dialer, std::uint64_t number) {
+  return hash<sizeof(Key)>(session, Purpose::kChannel, {message_context(dialer, number)});
 }
 
 std::vector<std::uint8_t> with_mac(std::vector<std::uint8_t> message, const Key& key,

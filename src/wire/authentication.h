@@ -3,7 +3,8 @@
 // the reply includes that of the hello: a recorded reply fits no other hello. Each hello has a public key, for messages
 // one that its sender has made for this connection, for RMA one of its listen. These keys and the two MACs make the
 // session key, which kReady and kResume show: a process that sends a recorded hello cannot do so. What crosses the
-// network is not enough to compute that key, also for a process that learns the secret later.
+// network is not enough to compute that key, also for a process that learns the secret later. From it follows a key for
+// each TCP connection of the side channel: the MACs of the messages there show the sender and their order.
 //
 // X25519 (RFC 7748) and BLAKE2b with a key (RFC 7693), of libsodium.
 #pragma once
@@ -41,6 +42,13 @@ Key hello_key(const Secret& secret);
 // `key`: that of the hellos. `hello`, `reply`: their MACs. nullopt: the peer's public key is of low order.
 std::optional<Key> session_key(const Key& key, const KeyPair& own, const PublicKey& peers, const Mac& hello,
                                const Mac& reply);
+// For the messages on one TCP connection of a side channel. `dialer`: the end that has made it, 1 or 0 as in
+// ConnectionEnd::connecting. `number`: of its kResume; 0: it is that of the handshake.
+Key channel_key(const Key& session, std::uint64_t dialer, std::uint64_t number);
+// Of the MAC of such a message. `sender`: as `dialer`. `sequence`: how many messages it has sent before on this TCP
+// connection.
+using MessageContext = std::array<std::uint8_t, 16>;
+MessageContext message_context(std::uint64_t sender, std::uint64_t sequence);
 
 // `message` with a MAC behind it, which the header counts. The MAC includes `context`, which both ends know.
 std::vector<std::uint8_t> with_mac(std::vector<std::uint8_t> message, const Key& key,

@@ -12,10 +12,10 @@
 //        | ---- kResume: Resume ------------> |    finds its end, uses this side channel from now on
 //        | <--- kAck ------------------------ |
 //
-// All messages have the same header. kConnect, kAccept, kReady and kResume end with a MAC (wire/authentication.h).
-// kConnect, kAccept and kResume have the ConnectionId first. The ranks of an RMA communicator exchange kConnect and
-// kAccept, too, with another body behind it: wire/rma.h. kReject ends the handshake and has the reason as text.
-// wire/notice.h has the messages of an established connection.
+// All messages have the same header, and all but kReject end with a MAC (wire/authentication.h), which the length in
+// the header counts. kConnect, kAccept and kResume have the ConnectionId first. The ranks of an RMA communicator
+// exchange kConnect and kAccept, too, with another body behind it: wire/rma.h. kReject ends the handshake and has the
+// reason as text. wire/notice.h has the messages of an established connection.
 #pragma once
 
 #include <array>

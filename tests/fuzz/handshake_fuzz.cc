@@ -190,15 +190,23 @@ UniqueFd tcp_socket() {
   return socket;
 }
 
-// Asks for the side channel of the connection, or of another one, and sends what does not belong there.
+// Asks for the side channel of the connection, or of another one, and sends messages.
 void resume(fuzz::Input& input, const wire::Handle& handle, const wire::Key& session) {
   const UniqueFd socket = tcp_socket();
   require(::connect(socket.get(), reinterpret_cast<const sockaddr*>(&handle.address), sizeof(sockaddr_in)) == 0,
           "a TCP connect to the listener succeeds");
   std::vector<std::uint8_t> bytes = resume_of(input, wire::listen_id(handle.secret), session);
   if (input.get<std::uint8_t>() % 4 == 1) bytes[input.get<std::uint8_t>() % bytes.size()] = input.get<std::uint8_t>();
-  const std::span<const std::uint8_t> further = input.take(input.get<std::uint8_t>());
-  bytes.insert(bytes.end(), further.begin(), further.end());
+  const auto number = wire::decode_resume(std::span(bytes).subspan(wire::kHeaderBytes, sizeof(wire::Resume)));
+  const wire::Key key = wire::channel_key(session, 1, number ? number->number : 0);
+  for (std::uint64_t sequence = 0; !input.rest().empty(); ++sequence) {
+    const auto type = static_cast<wire::MessageType>(input.get<std::uint8_t>() % 17);
+    const std::span<const std::uint8_t> body = input.take(input.get<std::uint8_t>() % 64);
+    std::vector<std::uint8_t> message(wire::kHeaderBytes);
+    message.insert(message.end(), body.begin(), body.end());
+    message = wire::with_mac(wire::with_header(type, std::move(message)), key, wire::message_context(1, sequence));
+    bytes.insert(bytes.end(), message.begin(), message.end());
+  }
   static_cast<void>(::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL));
   pollfd answered{socket.get(), POLLIN, 0};
   static_cast<void>(::poll(&answered, 1, 10));

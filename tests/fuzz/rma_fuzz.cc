@@ -57,11 +57,13 @@ bool change_bytes(fuzz::Input& input, std::uint8_t flags, Bytes& message) {
   return message != before;
 }
 
-constexpr wire::PublicKey kPublicKey{9};
+// Of the fuzzed rank.
+const wire::KeyPair& keys() {
+  static const wire::KeyPair made = *wire::make_key_pair();
+  return made;
+}
 
-Bytes hello(fuzz::Input& input, wire::MessageType type, const wire::Secret& secret, std::uint32_t rank) {
-  wire::RmaHello hello{
-      .listen = wire::listen_id(secret), .key = kPublicKey, .ranks = kRanks, .rank = rank, .pid = 7, .host = "fuzz"};
+Bytes hello(fuzz::Input& input, wire::MessageType type, wire::RmaHello hello) {
   const auto fields = input.get<std::uint8_t>();
   if ((fields & 1) != 0) hello.listen.bytes[input.get<std::uint8_t>() % hello.listen.bytes.size()] ^= 1;
   if ((fields & 2) != 0) hello.ranks = input.get<std::uint32_t>();
@@ -214,27 +216,26 @@ class HostileRank {
     const wire::MessageType type = rank_ == 0 ? wire::MessageType::kConnect : wire::MessageType::kAccept;
     const wire::Secret& secret = rank_ == 0 ? other_.secret : handle_.secret;
     key_ = wire::hello_key(secret);
-    const auto correct = [&](std::uint64_t attempt) {
-      return wire::with_mac(wire::encode_rma_hello(type, {.listen = wire::listen_id(secret),
-                                                          .attempt = attempt,
-                                                          .key = kPublicKey,
-                                                          .ranks = kRanks,
-                                                          .rank = rank_,
-                                                          .pid = 7,
-                                                          .host = "fuzz"}),
-                            key_);
-    };
+    wire::RmaHello own{.listen = wire::listen_id(secret),
+                       .key = keys().sent,
+                       .ranks = kRanks,
+                       .rank = rank_,
+                       .pid = 7,
+                       .host = "fuzz"};
     const auto flags = input.get<std::uint8_t>();
-    first_ = hello(input, type, secret, rank_);
+    first_ = hello(input, type, own);
     change_bytes(input, flags, first_);
     if ((flags & 32) != 0) unknown_count_ += input.get<std::uint8_t>();
     piece_ = (flags & 16) != 0 ? 1 + input.get<std::uint8_t>() % 32 : std::size_t{1} << 20;
     script_ = make_script(input, contexts);
+    unsigned_ = input.get<std::uint8_t>();
     has_mac_ = input.get<std::uint8_t>() % 4 != 1 && first_.size() >= wire::kHeaderBytes;
     wrong_context_ = input.get<std::uint8_t>() % 4 == 1 ? 1 : 0;
     if (has_mac_ && rank_ == 0) first_ = wire::with_mac(std::move(first_), key_);
-    correct_ = correct(0);
-    if (first_ != correct_) correct_ = correct(1);  // the first one may have used up its attempt number
+    is_correct_ = first_ == wire::with_mac(wire::encode_rma_hello(type, own), key_);
+    own.attempt = is_correct_ ? 0 : 1;  // the first one may have used up its attempt number
+    own.addresses = {wire::to_address(handle_.address)};
+    correct_ = wire::with_mac(wire::encode_rma_hello(type, own), key_);
   }
 
   const wire::Handle& handle() const { return handle_; }
@@ -243,7 +244,10 @@ class HostileRank {
   bool has_secret() const { return rank_ == 0 || (has_mac_ && wrong_context_ == 0); }
 
   // Whether the other end must connect: a connection without its secret came before that of a correct rank.
-  bool must_connect() const { return rank_ == 0 && script_.connects && !may_be_taken(); }
+  bool must_connect() const {
+    const bool begins_right = unsigned_ == 0 || unsigned_ > 2;  // an acknowledgement may come first
+    return rank_ == 0 && script_.connects && begins_right && !may_be_taken();
+  }
 
   void begin() {
     thread_ = std::thread([this] { rank_ == 0 ? connect() : accept(); });
@@ -264,19 +268,25 @@ class HostileRank {
   // Rank 0 connects to rank 1. A first message that is not that of a rank comes over one or more connections. A correct
   // one follows, over another connection.
   void connect() {
-    std::vector<UniqueFd> unknown(first_ != correct_ ? unknown_count_ : 0);  // they stay open
+    std::vector<UniqueFd> unknown(is_correct_ ? 0 : unknown_count_);  // they stay open
     if (!unknown.empty()) {
       for (UniqueFd& one : unknown) {
         one = connected();
         send(one, first_);
       }
       wait_until_readable(unknown.back(), kRestMs);
-      if (may_be_taken()) unknown.clear();  // one of them may be taken for the rank
+      if (may_be_taken()) {  // one of them may be taken for the rank
+        for (const UniqueFd& one : unknown) ::shutdown(one.get(), SHUT_WR);
+      }
     }
+    listener_.reset();  // a channel that is lost for a wrong MAC ends at once
     const UniqueFd socket = connected();
     send(socket, correct_);
-    wait_until_readable(socket, kMaxHandshakeMs);
-    play(socket);
+    if (!wait_until_readable(socket, kMaxHandshakeMs)) return;
+    IncomingMessage reply;
+    const Result<bool> received = reply.receive(socket);  // it comes in one piece
+    if (!received || !*received || !reply.authenticate(key_, wire::mac_of(correct_))) return;
+    play(socket, session_of(reply.body(), wire::mac_of(correct_), reply.mac()));
   }
   UniqueFd connected() const {
     UniqueFd socket = tcp_socket();
@@ -287,6 +297,7 @@ class HostileRank {
     wait_until_readable(listener_, kMaxHandshakeMs);
     if (over_) return;
     const UniqueFd socket(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    listener_.reset();  // as above
     wait_until_readable(socket, kMaxHandshakeMs);
     if (over_) return;
     IncomingMessage hello;
@@ -295,8 +306,9 @@ class HostileRank {
     require(hello.authenticate(key_), "a hello shows the secret");
     wire::Mac context = hello.mac();
     context[0] ^= wrong_context_;
-    send(socket, has_mac_ ? wire::with_mac(first_, key_, context) : first_);
-    play(socket);
+    const Bytes reply = has_mac_ ? wire::with_mac(first_, key_, context) : first_;
+    send(socket, reply);
+    play(socket, has_mac_ ? session_of(hello.body(), hello.mac(), wire::mac_of(reply)) : wire::Key{});
   }
 
   // Errors are ignored: the fuzzed rank may have closed the connection.
@@ -307,25 +319,42 @@ class HostileRank {
       at += count;
     }
   }
-  void play(const UniqueFd& socket) const {
-    for (const Bytes& message : script_.messages) send(socket, message);
+  // `body`: of the hello of the other rank.
+  wire::Key session_of(std::span<const std::uint8_t> body, const wire::Mac& hello, const wire::Mac& reply) const {
+    const Result<wire::RmaHello> peer = wire::decode_rma_hello(body);
+    require(!!peer, "a hello can be decoded");
+    const std::optional<wire::Key> session = wire::session_key(key_, keys(), peer->key, hello, reply);
+    require(session.has_value(), "a hello has a public key");
+    return *session;
+  }
+  void play(const UniqueFd& socket, const wire::Key& session) {
+    const wire::Key key = wire::channel_key(session, 1 - rank_, 0);
+    std::uint64_t sequence = 0;
+    for (const Bytes& message : script_.messages) {
+      const bool has_header = message.size() >= wire::kHeaderBytes;
+      const wire::MessageContext context = wire::message_context(1 - rank_, sequence++);
+      send(socket, has_header && sequence != unsigned_ ? wire::with_mac(message, key, context) : message);
+    }
     for (int i = 0; i < kRestMs && !over_; ++i) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     ::shutdown(socket.get(), SHUT_WR);
     while (!over_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  void wait_until_readable(const UniqueFd& socket, int limit_ms) const {
+  bool wait_until_readable(const UniqueFd& socket, int limit_ms) const {
     pollfd waits{socket.get(), POLLIN, 0};
     for (int i = 0; i < limit_ms && !over_ && ::poll(&waits, 1, 1) == 0; ++i) continue;
+    return waits.revents != 0;
   }
 
   const wire::Handle other_;
   const std::uint32_t rank_;
-  const UniqueFd listener_;
+  UniqueFd listener_;
   wire::Handle handle_;
   Bytes correct_;
   wire::Key key_{};  // of the hellos
   Bytes first_;
+  bool is_correct_ = false;  // but for the address in the hello that is sent: one that the input changes is not dialled
   bool has_mac_ = false;
+  std::uint64_t unsigned_ = 0;      // the message that has no MAC, from 1
   std::uint8_t wrong_context_ = 0;  // changes the MAC of the reply
   std::size_t piece_ = 0;
   std::size_t unknown_count_ = 1;

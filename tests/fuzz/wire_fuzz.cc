@@ -118,20 +118,22 @@ void receive_all(std::span<const std::uint8_t> stream) {
   require(!receive(), "the end of the file is reported");
 }
 
-// Receives message bodies from the input, each with a valid header.
+// Receives message bodies from the input, each with a valid header, and all but one with the MAC that is expected: the
+// stream has a zero key.
 void receive_messages(std::span<const std::uint8_t> bodies) {
   fuzz::Input input(bodies);
   std::vector<std::uint8_t> stream;
-  while (!input.rest().empty()) {
+  const auto without_mac = input.get<std::uint8_t>();
+  for (std::uint64_t sequence = 0; !input.rest().empty(); ++sequence) {
     const auto type = static_cast<wire::MessageType>(input.get<std::uint8_t>() % 17);
     const std::span<const std::uint8_t> body = input.take(input.get<std::uint8_t>());
-    std::array<std::uint8_t, wire::kHeaderBytes> header{};
-    wire::put_header(header, type, static_cast<std::uint32_t>(body.size()));
-    for (const std::span<const std::uint8_t> part : {std::span<const std::uint8_t>(header), body}) {
-      for (const std::uint8_t byte : part) {
-        if (stream.size() % 65 == 0) stream.push_back(63);  // selects a piece of 64 bytes
-        stream.push_back(byte);
-      }
+    std::vector<std::uint8_t> message(wire::kHeaderBytes);
+    message.insert(message.end(), body.begin(), body.end());
+    message = wire::with_header(type, std::move(message));
+    if (sequence != without_mac) message = wire::with_mac(std::move(message), {}, wire::message_context(1, sequence));
+    for (const std::uint8_t byte : message) {
+      if (stream.size() % 65 == 0) stream.push_back(63);  // selects a piece of 64 bytes
+      stream.push_back(byte);
     }
   }
   receive_all(stream);

@@ -20,6 +20,7 @@
 
 #include "base/socket.h"
 #include "base/unique_fd.h"
+#include "channel/incoming_message.h"
 #include "ranks.h"
 #include "wire/authentication.h"
 #include "wire/handle.h"
@@ -309,11 +310,28 @@ TEST_F(RmaListener, MessagesAboutLanesComeTooEarly_AreRefused) {
     }
     const wire::Handle other = handle_of(rank, 1);
     const UniqueFd socket = connection_to(other.address);
-    EXPECT_TRUE(send_all(socket, hello_to(other, {.ranks = 2, .rank = 0, .host = "other"})));
-    EXPECT_TRUE(send_all(socket, wire::encode_rma_exchange({.call = wire::RmaCall::kReady, .body = {1}})));
+    const verbatim::Result<wire::KeyPair> keys = wire::make_key_pair();
+    ASSERT_TRUE(keys);
+    const Bytes hello = hello_to(other, {.ranks = 2, .rank = 0, .host = "other"}, keys->sent);
+    EXPECT_TRUE(send_all(socket, hello));
+    verbatim::IncomingMessage welcome;
+    verbatim::Result<bool> received(false);
+    while (received && !*received) received = welcome.receive(socket);
+    const wire::Key key = wire::hello_key(other.secret);
+    ASSERT_TRUE(received && welcome.authenticate(key, wire::mac_of(hello)));
+    const verbatim::Result<wire::RmaHello> peer = wire::decode_rma_hello(welcome.body());
+    ASSERT_TRUE(peer);
+    const auto session = wire::session_key(key, *keys, peer->key, wire::mac_of(hello), welcome.mac());
+    ASSERT_TRUE(session);
+    std::uint64_t sequence = 0;
+    const auto say = [&](const Bytes& message) {
+      const wire::MessageContext context = wire::message_context(1, sequence++);
+      return send_all(socket, wire::with_mac(message, wire::channel_key(*session, 1, 0), context));
+    };
+    EXPECT_TRUE(say(wire::encode_rma_exchange({.call = wire::RmaCall::kReady, .body = {1}})));
     const Bytes message = wire::encode_rma_lane({.set = 0, .psns = std::vector<std::uint32_t>(wire::kMaxRmaContexts)});
-    for (int i = 0; i < 200 && send_all(socket, message); ++i) continue;  // 3 MiB
-    Bytes answer(4096);                                                   // until that process ends the connection
+    for (int i = 0; i < 200 && say(message); ++i) continue;  // 3 MiB
+    Bytes answer(4096);                                      // until that process ends the connection
     while (::recv(socket.get(), answer.data(), answer.size(), 0) > 0) continue;
     EXPECT_OK(rank.net().close_listen(rank.listen));
     EXPECT_OK(rank.net().finalize(rank.instance));

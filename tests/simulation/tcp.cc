@@ -102,6 +102,15 @@ int Tcp::listen(Id id) {
 
 int Tcp::connect(Id id, const sockaddr_storage& to) {
   End& own = end(id);
+  if (to.ss_family == AF_UNSPEC) {  // the connection ends with a reset
+    const std::size_t process = own.process;
+    own.resets_on_close = true;
+    close(id);
+    own = {};
+    own.state = State::kNew;
+    own.process = process;
+    return 0;
+  }
   if (own.local.ss_family == 0) {
     own.local = to;
     reinterpret_cast<sockaddr_in&>(own.local).sin_port = htons(next_port_++);

@@ -5,6 +5,7 @@
 #include <linux/futex.h>
 #include <pthread.h>
 #include <sched.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -257,6 +258,9 @@ long simulated_futex(std::uint32_t* word, int operation, std::uint32_t value, co
 // Passing on an argument that the caller did not pass is harmless.
 SIMULATE(long, syscall, (long number, long a, long b, long c, long d, long e, long f), (number, a, b, c, d, e, f))
 long simulated_syscall(long number, long a, long b, long c, long d, long e, long f) {
+  if (number == SYS_connect) {
+    return ::connect(static_cast<int>(a), reinterpret_cast<const sockaddr*>(b), static_cast<socklen_t>(c));
+  }
   if (number != SYS_futex) return next_syscall(number, a, b, c, d, e, f);
   return simulated_futex(reinterpret_cast<std::uint32_t*>(a), static_cast<int>(b), static_cast<std::uint32_t>(c),
                          reinterpret_cast<const timespec*>(d));

@@ -124,6 +124,7 @@ Result<bool> Connector::connect_qps(VerbBudget& budget) {
 
 void Connector::read_failure_notice() {
   MessageStream channel;
+  channel.begin(wire::channel_key(*session_, 1, 0), 1);
   const Result<std::optional<MessageStream::Message>> message = channel.receive(dial_.socket());
   if (!message || !*message || (*message)->type != wire::MessageType::kFailed) return;
   if (const std::optional<wire::FailureNotice> failed = wire::decode_failure((*message)->body)) {

@@ -197,6 +197,7 @@ void ListenComm::send_reason(const Handshake& handshake, ErrorKind kind, const s
   // After kAccept was sent the connection may be established for the peer.
   if (handshake.state == Handshake::State::kSendAccept) return;
   MessageStream channel;
+  channel.begin(wire::channel_key(handshake.session, 1, 0), 0);
   channel.add(socket, wire::Notice::failed(kind, reason).bytes());
   channel.flush(socket);
 }

@@ -211,12 +211,13 @@ std::uint64_t Monitor::accept_channels() noexcept {
     std::vector<Listener::Resumed> resumed =
         listener->take_resumed([this](int fd) { static_cast<void>(listener_.watch(fd, EventHandler::kReadableOnce)); });
     const MutexLock lock(table_.mutex);
-    for (auto& [end, key, socket] : resumed) {
+    for (auto& [end, key, number, socket] : resumed) {
       MonitoredConnection* const connection = table_.find(key);
       if (connection == nullptr || !connection->resumable || connection->end() != end) continue;
       if (connection->peer_closed) continue;
       table_.mark_changed(*connection);
-      channel_changed(table_, *connection, connection->comm->channel().accept(std::move(socket), monotonic_ns()));
+      channel_changed(table_, *connection,
+                      connection->comm->channel().accept(std::move(socket), number, monotonic_ns()));
     }
     return listener->has_connections() ? now + (resumed.empty() ? kAcceptPeriodNs : kNextAcceptNs) : kNever;
   } catch (...) {  // no memory: the peers try again

@@ -68,23 +68,21 @@ class EndOfSeveralAddresses : public OneEnd {
     other_ = std::move(receiver);
     watch(std::move(sender));
   }
-  void answer(const UniqueFd& attempt) {
-    ASSERT_EQ(next(attempt), wire::MessageType::kResume);
+  void answer(test::PeerSocket& attempt) {
     ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::ack({0, 0})));
-    ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::without_body(wire::MessageType::kPing)));
+    ASSERT_NO_FATAL_FAILURE(say(attempt, wire::MessageType::kPing));
     ASSERT_EQ(next(attempt), wire::MessageType::kPong);
   }
 
   // Both ends make the side channel again: this one, which has sent kResume, and the peer.
   struct BothAttempts {
-    UniqueFd own;
-    UniqueFd of_peer;
+    test::PeerSocket own;
+    test::PeerSocket of_peer;
   };
   BothAttempts make_both() {
-    close_with_reset(peer_);
+    peer_.close_with_reset();
     BothAttempts both;
-    both.own = accepted();
-    EXPECT_EQ(next(both.own), wire::MessageType::kResume);
+    both.own = asked();
     both.of_peer = resume(*listener_->add(wire::Secret{1}), end());
     return both;
   }

@@ -23,6 +23,7 @@
 #include "state_reader.h"
 #include "support/fake_verbs.h"
 #include "support/log_capture.h"
+#include "support/peer_socket.h"
 
 namespace verbatim {
 namespace {
@@ -120,18 +121,12 @@ class MonitorPortTest : public ::testing::Test {
     comms_.clear();
   }
 
-  // The side channel of a peer.
-  struct PeerEnd {
-    UniqueFd socket;
-    MessageStream channel;
-  };
-
   // A connection over these ports. Its owner is its first device.
   RecvComm* watched(const std::vector<const Port*>& ports) {
     std::unique_ptr<RecvComm> comm = link_.make_recv_comm(ports, ports.size());
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-    peer_ends_.push_back({UniqueFd(ends[1]), {}});
+    peer_ends_.emplace_back(UniqueFd(ends[1]), 1U);
     comm->channel().set_socket(UniqueFd(ends[0]), {});
     EXPECT_TRUE(monitor_->watch(*comm, ports.front()->device));
     return comms_.emplace_back(std::move(comm)).get();
@@ -174,17 +169,14 @@ class MonitorPortTest : public ::testing::Test {
     const auto found = std::find_if(comms_.begin(), comms_.end(), [&](const auto& one) { return one.get() == comm; });
     return static_cast<std::size_t>(found - comms_.begin());
   }
-  void send(const RecvComm* comm, const wire::Notice& notice) {
-    PeerEnd& peer = peer_ends_[index_of(comm)];
-    ASSERT_TRUE(peer.channel.add(peer.socket, notice.bytes()) && peer.channel.flush(peer.socket));
-  }
+  void send(const RecvComm* comm, const wire::Notice& notice) { ASSERT_TRUE(peer_ends_[index_of(comm)].say(notice)); }
   // The body of the next message of that type, which the peer of `comm` receives; empty: it has not come.
   std::vector<std::uint8_t> receive(const RecvComm* comm, wire::MessageType type) {
-    PeerEnd& peer = peer_ends_[index_of(comm)];
+    test::PeerSocket& peer = peer_ends_[index_of(comm)];
     std::vector<std::uint8_t> body;
     const bool received = ConnectedComms::eventually([&] {
       std::this_thread::yield();
-      const auto message = peer.channel.receive(peer.socket);
+      const auto message = peer.receive();
       if (!message || !*message || (*message)->type != type) return false;
       body.assign((*message)->body.begin(), (*message)->body.end());
       return true;
@@ -201,7 +193,7 @@ class MonitorPortTest : public ::testing::Test {
   Port ports_[4];
   const MonitorSettings settings_;
   std::unique_ptr<Monitor> monitor_;
-  std::vector<PeerEnd> peer_ends_;  // of the comms at the same index
+  std::vector<test::PeerSocket> peer_ends_;  // of the comms at the same index
   std::vector<std::unique_ptr<RecvComm>> comms_;
   RecvComm* first_ = nullptr;
   RecvComm* second_ = nullptr;
@@ -370,9 +362,7 @@ TEST_P(HangingDevice, GracefulCloseOnOtherDevice_Ends) {
   const std::size_t index = index_of(other_);
   std::unique_ptr<RecvComm> closing = std::move(comms_[index]);
   monitor_->close_gracefully(std::move(closing), 3600 * kNanosecondsPerSecond);
-  const wire::Notice close = wire::Notice::without_body(wire::MessageType::kClose);
-  ASSERT_TRUE(peer_ends_[index].channel.add(peer_ends_[index].socket, close.bytes()) &&
-              peer_ends_[index].channel.flush(peer_ends_[index].socket));
+  ASSERT_TRUE(peer_ends_[index].say(wire::MessageType::kClose));
   monitor_->drain(devices_[1].get(), false);
   EXPECT_EQ(fake_.live("qp"), qps - 1);
 }

@@ -89,15 +89,10 @@ class MonitorScale : public ::testing::Test {
     ASSERT_NE(comm, nullptr);
     int ends[2];
     ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-    peer_ends_.emplace_back(ends[1]);
+    peer_ends_.emplace_back(UniqueFd(ends[1]), 1U);
     comm->channel().set_socket(UniqueFd(ends[0]), {});
     ASSERT_TRUE(monitor_->watch(*comm, this));
     comms_.push_back(std::move(comm));
-  }
-  static void send(const UniqueFd& peer, wire::MessageType type) {
-    const wire::Notice notice = wire::Notice::without_body(type);
-    ASSERT_EQ(::send(peer.get(), notice.bytes().data(), notice.bytes().size(), MSG_NOSIGNAL),
-              static_cast<ssize_t>(notice.bytes().size()));
   }
 
   ConnectedComms link_;  // its context provides the settings
@@ -105,7 +100,7 @@ class MonitorScale : public ::testing::Test {
   std::vector<std::unique_ptr<Device>> devices_;
   UniqueFd event_ends_[2];
   Port port_;
-  std::vector<UniqueFd> peer_ends_;
+  std::vector<test::PeerSocket> peer_ends_;
   std::vector<std::unique_ptr<RecvComm>> comms_;
   std::unique_ptr<Monitor> monitor_;
 };
@@ -120,7 +115,7 @@ TEST_F(MonitorScale, AllClosed_EachIsVisitedAFewTimes) {
   for (std::unique_ptr<RecvComm>& comm : comms_) {
     monitor_->close_gracefully(std::move(comm), 600 * kNanosecondsPerSecond);
   }
-  for (const UniqueFd& peer : peer_ends_) ASSERT_NO_FATAL_FAILURE(send(peer, wire::MessageType::kClose));
+  for (test::PeerSocket& peer : peer_ends_) ASSERT_TRUE(peer.say(wire::MessageType::kClose));
   monitor_->drain(this, false);
   const auto took = Clock::now() - begin;
   const std::uint64_t visits = monitor_->visits() - visits_before;
@@ -138,11 +133,11 @@ TEST_F(MonitorScale, OneConnectionBusy_OthersAreNotVisited) {
   const std::uint64_t visits_before = monitor_->visits();
   const auto begin = Clock::now();
   for (int i = 0; i < kPings; ++i) {
-    ASSERT_NO_FATAL_FAILURE(send(peer_ends_[0], wire::MessageType::kPing));
-    pollfd answer{peer_ends_[0].get(), POLLIN, 0};
+    ASSERT_TRUE(peer_ends_[0].say(wire::MessageType::kPing));
+    pollfd answer{peer_ends_[0].socket().get(), POLLIN, 0};
     ASSERT_EQ(::poll(&answer, 1, 20'000), 1);
     std::uint8_t bytes[64];
-    ASSERT_GT(::recv(peer_ends_[0].get(), bytes, sizeof bytes, 0), 0);
+    ASSERT_GT(::recv(peer_ends_[0].socket().get(), bytes, sizeof bytes, 0), 0);
   }
   const auto took = Clock::now() - begin;
   const std::uint64_t visits = monitor_->visits() - visits_before;

@@ -17,6 +17,7 @@
 
 #include "connected_comms.h"
 #include "support/log_capture.h"
+#include "support/peer_socket.h"
 #include "verbs/device_inventory.h"
 
 namespace verbatim {
@@ -100,7 +101,7 @@ class MonitorTest : public ::testing::Test {
     std::unique_ptr<RecvComm> comm = link_.make_recv_comm({&inventory_->ports()[0]}, 2);
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
-    peer_ends_.emplace_back(ends[1]);
+    peer_ends_.emplace_back(UniqueFd(ends[1]), 1U);
     if (comm != nullptr) comm->channel().set_socket(UniqueFd(ends[0]), {});
     return comm;
   }
@@ -164,7 +165,7 @@ class MonitorTest : public ::testing::Test {
   std::shared_ptr<DeviceInventory> inventory_;
   UniqueFd event_fd_;
   int own_fd_ = -1;
-  std::vector<UniqueFd> peer_ends_;
+  std::vector<test::PeerSocket> peer_ends_;
   std::unique_ptr<RecvComm> comm_;
   bool watched_ = false;
   std::unique_ptr<Monitor> monitor_;
@@ -259,9 +260,7 @@ TEST_F(MonitorTest, HangingDevice_DoesNotDelayOtherComms) {
   ASSERT_NO_FATAL_FAILURE(watch());
   const std::unique_ptr<RecvComm> other = make_comm();
   events_.hangs = true;
-  const wire::Notice query = wire::Notice::status_query(7);
-  ASSERT_EQ(::write(peer_ends_[0].get(), query.bytes().data(), query.bytes().size()),
-            static_cast<ssize_t>(query.bytes().size()));
+  ASSERT_TRUE(peer_ends_[0].say(wire::Notice::status_query(7)));
   EXPECT_TRUE(ConnectedComms::eventually([&] { return events_.hanging != 0; }));
   std::atomic<bool> other_done{false};
   std::atomic<bool> own_done{false};
@@ -282,7 +281,7 @@ TEST_F(MonitorTest, HangingDevice_DoesNotDelayOtherComms) {
   watched_ = false;
   others_owner.join();
   std::array<std::uint8_t, wire::kMaxNoticeBytes> answer{};
-  EXPECT_GT(::read(peer_ends_[0].get(), answer.data(), answer.size()), 0);
+  EXPECT_GT(::read(peer_ends_[0].socket().get(), answer.data(), answer.size()), 0);
 }
 
 // Its own query waits behind that of another comm, and has not begun.
@@ -291,10 +290,8 @@ TEST_F(MonitorTest, HangingDevice_DoesNotDelayCloseOfAnotherComm) {
   const std::unique_ptr<RecvComm> other = make_comm();
   ASSERT_TRUE(monitor_->watch(*other, this));
   events_.hangs = true;
-  const wire::Notice query = wire::Notice::status_query(7);
-  for (const UniqueFd& peer : peer_ends_) {
-    const auto count = static_cast<ssize_t>(query.bytes().size());
-    ASSERT_EQ(::write(peer.get(), query.bytes().data(), query.bytes().size()), count);
+  for (test::PeerSocket& peer : peer_ends_) {
+    ASSERT_TRUE(peer.say(wire::Notice::status_query(7)));
     EXPECT_TRUE(ConnectedComms::eventually([&] { return events_.hanging != 0; }));
   }
   // Until the second query has been read.

@@ -6,8 +6,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include <array>
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <string>
@@ -21,6 +19,7 @@
 #include "net/monitor/monitor.h"
 #include "support/log_capture.h"
 #include "support/loopback.h"
+#include "support/peer_socket.h"
 
 namespace verbatim {
 
@@ -51,7 +50,7 @@ class OneEnd : public ::testing::Test {
     Result<UniqueFd> own = tcp_connect(*address, {});
     ASSERT_TRUE(own);
     comm_->channel().set_socket(std::move(*own), {});
-    peer_ = accepted();
+    peer_ = test::PeerSocket(accepted(), comm_->kind() == CommKind::kSend ? 0 : 1);
     ASSERT_TRUE(!!peer_);
     ASSERT_TRUE(monitor_->watch(*comm_, this));
     watched_ = true;
@@ -81,52 +80,40 @@ class OneEnd : public ::testing::Test {
     }));
     return socket;
   }
+  // An attempt of the end to make the side channel again.
+  test::PeerSocket asked() { return asked(listening_); }
+  static test::PeerSocket asked(const UniqueFd& listening) { return test::PeerSocket::asked(accepted(listening)); }
   // The type of the next message but kAck; nullopt: the connection has ended, with `error_`.
-  std::optional<wire::MessageType> next(const UniqueFd& socket) {
-    std::optional<wire::MessageType> type = first(socket);
-    while (type == wire::MessageType::kAck) type = first(socket);
+  std::optional<wire::MessageType> next(test::PeerSocket& peer) {
+    std::optional<wire::MessageType> type = first(peer);
+    while (type == wire::MessageType::kAck) type = first(peer);
     return type;
   }
   // The same, also of kAck.
-  std::optional<wire::MessageType> first(const UniqueFd& socket) {
-    std::array<std::uint8_t, wire::kMaxNoticeBytes> bytes{};
-    std::size_t filled = 0;
+  std::optional<wire::MessageType> first(test::PeerSocket& peer) {
     std::optional<wire::MessageType> type;
     EXPECT_TRUE(ConnectedComms::eventually([&] {
-      const Result<bool> all = receive_into(socket, std::span(bytes).first(wire::kHeaderBytes), filled);
-      error_ = all ? 0 : all.error().sys_errno;
-      if (!all || !*all) return !all;
-      const Result<wire::Header> header = wire::decode_header(std::span(bytes).first<wire::kHeaderBytes>());
-      EXPECT_TRUE(header);
-      if (!header) return true;
-      type = header->type;
-      std::size_t body = 0;
-      while (body < header->body_bytes && receive_into(socket, std::span(bytes).first(header->body_bytes), body))
-        continue;
-      return true;
+      const auto message = peer.receive();
+      error_ = message ? 0 : message.error().sys_errno;
+      if (message && *message) type = (*message)->type;
+      return !message || type;
     }));
     return type;
   }
-  // False: the other end has closed the connection.
-  static bool try_to_say(const UniqueFd& socket, const wire::Notice& notice) {
-    const auto bytes = notice.bytes();
-    return ::send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
-  }
-  static void say(const UniqueFd& socket, const wire::Notice& notice) { ASSERT_TRUE(try_to_say(socket, notice)); }
+  static void say(test::PeerSocket& peer, const wire::Notice& notice) { ASSERT_TRUE(peer.say(notice)); }
+  static void say(test::PeerSocket& peer, wire::MessageType type) { ASSERT_TRUE(peer.say(type)); }
   // A new TCP connection that asks to become the side channel.
-  static UniqueFd resume(const sockaddr_storage& address, const wire::ConnectionEnd& end = {}) {
+  static test::PeerSocket resume(const sockaddr_storage& address, const wire::ConnectionEnd& end = {}) {
     Result<UniqueFd> made = tcp_connect(address, {});
     EXPECT_TRUE(made);
     if (!made) return {};
     EXPECT_TRUE(ConnectedComms::eventually([&] { return *tcp_connected(*made); }));
     static std::uint64_t number = 0;
-    say(*made, wire::Notice::resume({end, ++number}, {}));
-    return std::move(*made);
-  }
-  static void close_with_reset(UniqueFd& socket) {
-    const linger none{.l_onoff = 1, .l_linger = 0};
-    ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &none, sizeof none);
-    socket.reset();
+    const wire::Notice request = wire::Notice::resume({end, ++number}, {});
+    EXPECT_EQ(::send(made->get(), request.bytes().data(), request.bytes().size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(request.bytes().size()));
+    const std::uint64_t own = end.other().connecting;
+    return {std::move(*made), own, own, number};
   }
   bool has(CommEvent event) const { return (comm_->slow_path_flags() & static_cast<std::uint32_t>(event)) != 0; }
   bool eventually_has(CommEvent event) const {
@@ -141,7 +128,7 @@ class OneEnd : public ::testing::Test {
   const std::string state_ = testing::TempDir() + "lost-" + std::to_string(::getpid());
   std::unique_ptr<Listener> listener_;
   UniqueFd listening_;
-  UniqueFd peer_;
+  test::PeerSocket peer_;
   int error_ = 0;
   bool watched_ = false;
   std::unique_ptr<Comm> comm_;

@@ -15,6 +15,7 @@
 #include "net/monitor/monitor.h"
 #include "support/log_capture.h"
 #include "support/loopback.h"
+#include "support/peer_socket.h"
 
 namespace verbatim {
 namespace {
@@ -97,7 +98,7 @@ class Keepalive : public ::testing::Test {
     comm_->channel().set_socket(std::move(*own), {});
     ASSERT_TRUE(ConnectedComms::eventually([&] {
       Result<std::optional<UniqueFd>> accepted = tcp_accept(*listener);
-      if (accepted && *accepted) peer_ = std::move(**accepted);
+      if (accepted && *accepted) peer_ = test::PeerSocket(std::move(**accepted), 1);
       return !!peer_;
     }));
     ASSERT_TRUE(control_->watch(*comm_, this));
@@ -107,34 +108,24 @@ class Keepalive : public ::testing::Test {
     control_.reset();
   }
 
-  // The next message to the peer within the time; kReady when there is none.
-  // The next message but kAck, and not its body.
+  // The next message to the peer but kAck, within the time; kReady when there is none.
   wire::MessageType next(std::chrono::milliseconds time) {
-    std::array<std::uint8_t, wire::kHeaderBytes> header{};
-    pollfd ready{peer_.get(), POLLIN, 0};
-    if (::poll(&ready, 1, static_cast<int>(time.count())) <= 0) return wire::MessageType::kReady;
-    if (::recv(peer_.get(), header.data(), header.size(), MSG_WAITALL) != static_cast<ssize_t>(header.size())) {
-      return wire::MessageType::kReady;
+    while (true) {
+      const auto message = peer_.receive();
+      if (!message) return wire::MessageType::kReady;
+      if (*message && (*message)->type != wire::MessageType::kAck) return (*message)->type;
+      pollfd ready{peer_.socket().get(), POLLIN, 0};
+      if (!*message && ::poll(&ready, 1, static_cast<int>(time.count())) <= 0) return wire::MessageType::kReady;
     }
-    const Result<wire::Header> decoded = wire::decode_header(header);
-    EXPECT_TRUE(decoded);
-    if (!decoded) return wire::MessageType::kReady;
-    if (decoded->type != wire::MessageType::kAck) return decoded->type;
-    std::array<std::uint8_t, sizeof(wire::Ack)> body{};
-    EXPECT_EQ(::recv(peer_.get(), body.data(), body.size(), MSG_WAITALL), static_cast<ssize_t>(body.size()));
-    return next(time);
   }
-  void say(const wire::Notice& notice) {
-    const auto bytes = notice.bytes();
-    ASSERT_EQ(::send(peer_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
-  }
+  void say(wire::MessageType type) { ASSERT_TRUE(peer_.say(type)); }
   bool failed() {
     comm_->progress();
     return comm_->error() != nullptr;
   }
 
   ConnectedComms link_;
-  UniqueFd peer_;
+  test::PeerSocket peer_;
   std::unique_ptr<RecvComm> comm_;
   std::unique_ptr<Monitor> control_;
 };
@@ -162,7 +153,7 @@ TEST_F(Keepalive, AcknowledgedAfterACut_FailsOneTickLater) {
   ASSERT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
   control_->unwatch(*comm_);
   comm_->channel().set_socket(UniqueFd(ends[0]), {});
-  peer_ = UniqueFd(ends[1]);
+  peer_ = test::PeerSocket(UniqueFd(ends[1]), 1);
   const LogCapture log;
   ASSERT_TRUE(control_->watch(*comm_, this));
   ASSERT_TRUE(ConnectedComms::eventually([&] {
@@ -182,13 +173,13 @@ TEST_F(Keepalive, AcknowledgedAfterACut_FailsOneTickLater) {
 TEST_F(Keepalive, EachPingAnswered_DoesNotFail) {
   for (int i = 0; i < 5; ++i) {
     ASSERT_EQ(next(ConnectedComms::kPatience), wire::MessageType::kPing) << i;
-    ASSERT_NO_FATAL_FAILURE(say(wire::Notice::without_body(wire::MessageType::kPong)));
+    ASSERT_NO_FATAL_FAILURE(say(wire::MessageType::kPong));
   }
   EXPECT_FALSE(failed());
 }
 
 TEST_F(Keepalive, PingReceived_IsAnswered) {
-  ASSERT_NO_FATAL_FAILURE(say(wire::Notice::without_body(wire::MessageType::kPing)));
+  ASSERT_NO_FATAL_FAILURE(say(wire::MessageType::kPing));
   wire::MessageType answer = wire::MessageType::kPing;
   for (int i = 0; i < 10 && answer == wire::MessageType::kPing; ++i) answer = next(ConnectedComms::kPatience);
   EXPECT_EQ(answer, wire::MessageType::kPong);
@@ -196,7 +187,7 @@ TEST_F(Keepalive, PingReceived_IsAnswered) {
 
 TEST_F(Keepalive, ForeignBytes_CountAsPeerGone) {
   const std::string http = "GET / HTTP/1.1\r\n\r\n";
-  ASSERT_EQ(::send(peer_.get(), http.data(), http.size(), MSG_NOSIGNAL), static_cast<ssize_t>(http.size()));
+  ASSERT_EQ(::send(peer_.socket().get(), http.data(), http.size(), MSG_NOSIGNAL), static_cast<ssize_t>(http.size()));
   EXPECT_TRUE(ConnectedComms::eventually([&] {
     std::this_thread::yield();
     return (comm_->slow_path_flags() & static_cast<std::uint32_t>(CommEvent::kPeerDisconnected)) != 0;

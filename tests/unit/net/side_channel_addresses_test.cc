@@ -17,8 +17,8 @@ TEST_F(EndOfSeveralAddresses, FirstAddressRefuses_NextOneIsUsed) {
   for (const CommKind kind : {CommKind::kSend, CommKind::kRecv}) {
     ASSERT_NO_FATAL_FAILURE(watch_one(kind));
     ASSERT_NO_FATAL_FAILURE(test::refuse_connections(listening_.get()));
-    close_with_reset(peer_);
-    const UniqueFd attempt = accepted(second_);
+    peer_.close_with_reset();
+    test::PeerSocket attempt = asked(second_);
     ASSERT_NO_FATAL_FAILURE(answer(attempt));
     EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
     monitor_->unwatch(*comm_);
@@ -31,8 +31,8 @@ TEST_F(EndOfSeveralAddresses, FirstAddressRefuses_NextOneIsUsed) {
 // The accepting side makes it again as the connecting side does.
 TEST_F(EndOfSeveralAddresses, Receiver_MakesTheChannelAgain) {
   ASSERT_NO_FATAL_FAILURE(watch_one(CommKind::kRecv));
-  close_with_reset(peer_);
-  const UniqueFd attempt = accepted();
+  peer_.close_with_reset();
+  test::PeerSocket attempt = asked();
   ASSERT_NO_FATAL_FAILURE(answer(attempt));
   EXPECT_FALSE(has(CommEvent::kProbePeer));
 }
@@ -43,10 +43,9 @@ TEST_F(EndOfSeveralAddresses, BothEndsAtOnce_AttemptOfConnectingSideIsKept) {
   // slow.
   for (int attempt = 0; !kept && attempt < 40 && !HasFailure(); ++attempt) {
     ASSERT_NO_FATAL_FAILURE(watch_one(CommKind::kSend));
-    const BothAttempts both = make_both();
+    BothAttempts both = make_both();
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
-    const bool said = try_to_say(both.own, wire::Notice::ack({0, 0})) &&
-                      try_to_say(both.own, wire::Notice::without_body(wire::MessageType::kPing));
+    const bool said = both.own.say(wire::Notice::ack({0, 0})) && both.own.say(wire::MessageType::kPing);
     const bool answered = said && next(both.own) == wire::MessageType::kPong;
     const std::optional<wire::MessageType> to_peer = first(both.of_peer);
     EXPECT_TRUE(!to_peer || to_peer == wire::MessageType::kAck);
@@ -60,7 +59,7 @@ TEST_F(EndOfSeveralAddresses, BothEndsAtOnce_AttemptOfConnectingSideIsKept) {
 
 TEST_F(EndOfSeveralAddresses, BothEndsAtOnce_AcceptingSideTakesThePeers) {
   ASSERT_NO_FATAL_FAILURE(watch_one(CommKind::kRecv));
-  const BothAttempts both = make_both();
+  BothAttempts both = make_both();
   EXPECT_EQ(first(both.of_peer), wire::MessageType::kAck);
   EXPECT_EQ(next(both.own), std::nullopt);
   EXPECT_EQ(error_, ECONNRESET);
@@ -70,7 +69,7 @@ TEST_F(EndOfSeveralAddresses, BothEndsAtOnce_AcceptingSideTakesThePeers) {
 // Another host has the address: it accepts the TCP connection and does not answer.
 TEST_F(EndOfSeveralAddresses, OwnAttemptIsNotAnswered_PeersIsTaken) {
   ASSERT_NO_FATAL_FAILURE(watch_one(CommKind::kSend));
-  const BothAttempts both = make_both();
+  BothAttempts both = make_both();
   EXPECT_EQ(first(both.of_peer), wire::MessageType::kAck);
   EXPECT_EQ(next(both.own), std::nullopt);
   EXPECT_EQ(error_, ECONNRESET);
@@ -85,22 +84,22 @@ TEST_F(EndOfSeveralAddresses, FailureBeforeReplacement_IsReportedAgain) {
   ASSERT_TRUE(ConnectedComms::fails(sender));
   ASSERT_EQ(next(peer_), wire::MessageType::kFailed);
   const sockaddr_storage address = *listener_->add(wire::Secret{1});
-  const UniqueFd made = resume(address, end());
+  test::PeerSocket made = resume(address, end());
   EXPECT_EQ(first(made), wire::MessageType::kAck);
   EXPECT_EQ(next(made), wire::MessageType::kFailed);
   EXPECT_EQ(next(made), wire::MessageType::kPing) << "the new path is tried";
   ASSERT_NO_FATAL_FAILURE(say(made, wire::Notice::ack({1, 0})));
-  ASSERT_NO_FATAL_FAILURE(say(made, wire::Notice::without_body(wire::MessageType::kPing)));
+  ASSERT_NO_FATAL_FAILURE(say(made, wire::MessageType::kPing));
   EXPECT_EQ(next(made), wire::MessageType::kPong);
-  const UniqueFd again = resume(address, end());
-  ASSERT_NO_FATAL_FAILURE(say(again, wire::Notice::without_body(wire::MessageType::kPing)));
+  test::PeerSocket again = resume(address, end());
+  ASSERT_NO_FATAL_FAILURE(say(again, wire::MessageType::kPing));
   EXPECT_EQ(next(again), wire::MessageType::kPong);
 }
 
 // An end of file would be the end of this process for the peer.
 TEST_F(EndOfSeveralAddresses, ReplacedChannel_EndsWithReset) {
   ASSERT_NO_FATAL_FAILURE(watch_one(CommKind::kSend));
-  const UniqueFd made = resume(*listener_->add(wire::Secret{1}), end());
+  test::PeerSocket made = resume(*listener_->add(wire::Secret{1}), end());
   EXPECT_EQ(first(made), wire::MessageType::kAck);
   EXPECT_EQ(next(peer_), std::nullopt);
   EXPECT_EQ(error_, ECONNRESET);
@@ -110,9 +109,9 @@ TEST_F(EndOfSeveralAddresses, ReplacedChannel_EndsWithReset) {
 TEST_F(EndOfSeveralAddresses, ConnectingSideTakesThePeersChannel) {
   ASSERT_NO_FATAL_FAILURE(watch_one(CommKind::kSend));
   const sockaddr_storage address = *listener_->add(wire::Secret{1});
-  const UniqueFd wrong_end = resume(address, end().other());
+  test::PeerSocket wrong_end = resume(address, end().other());
   EXPECT_EQ(next(wrong_end), std::nullopt);
-  const UniqueFd made = resume(address, end());
+  test::PeerSocket made = resume(address, end());
   EXPECT_EQ(first(made), wire::MessageType::kAck);
   EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
 }
@@ -126,7 +125,7 @@ TEST_F(EndOfSeveralAddresses, Listener_ServesEachAddress) {
   const std::vector<wire::Address> addresses = listener.addresses(Listener::Use::kLook);
   ASSERT_EQ(addresses.size(), 3U);
   int key = 0;
-  std::vector<UniqueFd> made;
+  std::vector<test::PeerSocket> made;
   for (const wire::Address& address : addresses) {
     const wire::ConnectionEnd end{{wire::listen_id({2}), static_cast<std::uint64_t>(++key)}, 1};
     listener.add_connection(end, {}, key);
@@ -163,7 +162,8 @@ TEST_F(EndOfSeveralAddresses, Listener_TakesOnlyNewRequestsWithTheSessionKey) {
     Result<UniqueFd> made = tcp_connect(*address, {});
     EXPECT_TRUE(made);
     EXPECT_TRUE(ConnectedComms::eventually([&] { return *tcp_connected(*made); }));
-    say(*made, wire::Notice::resume({end, number}, session));
+    const wire::Notice request = wire::Notice::resume({end, number}, session);
+    EXPECT_GT(::send(made->get(), request.bytes().data(), request.bytes().size(), MSG_NOSIGNAL), 0);
     return std::move(*made);
   };
   const auto is_taken = [&](std::uint64_t number, const wire::Key& session) {

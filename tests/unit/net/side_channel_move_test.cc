@@ -37,7 +37,7 @@ class Move final : public EndOfSeveralAddresses {
     static_cast<RecvComm&>(*comm_).progress();
   }
   // Reads the notice and the ping after it.
-  void expect_notice(const UniqueFd& channel) {
+  void expect_notice(test::PeerSocket& channel) {
     EXPECT_EQ(next(channel), wire::MessageType::kLaneDown);
     std::optional<wire::MessageType> type = next(channel);
     while (type == wire::MessageType::kLaneFenced) type = next(channel);
@@ -47,8 +47,7 @@ class Move final : public EndOfSeveralAddresses {
   void without_answer() {
     take_first_lane_down();
     expect_notice(peer_);
-    const UniqueFd attempt = accepted(second_);
-    ASSERT_EQ(next(attempt), wire::MessageType::kResume);
+    test::PeerSocket attempt = asked(second_);
     ASSERT_NO_FATAL_FAILURE(say(attempt, wire::Notice::ack({0, 0})));
     EXPECT_EQ(next(attempt), wire::MessageType::kLaneDown) << "the notice is sent again";
     EXPECT_TRUE(ConnectedComms::eventually([&] {
@@ -64,10 +63,9 @@ class Move final : public EndOfSeveralAddresses {
   void ends_while_it_moves() {
     take_first_lane_down();
     expect_notice(peer_);
-    const UniqueFd attempt = accepted(second_);  // never answered
-    ASSERT_EQ(next(attempt), wire::MessageType::kResume);
+    test::PeerSocket attempt = asked(second_);  // never answered
     EXPECT_FALSE(has(CommEvent::kPeerDisconnected));
-    ASSERT_EQ(::shutdown(peer_.get(), SHUT_WR), 0);  // close() would reset it if something is unread
+    ASSERT_EQ(::shutdown(peer_.socket().get(), SHUT_WR), 0);  // close() would reset it if something is unread
     EXPECT_TRUE(eventually_has(CommEvent::kPeerDisconnected));
   }
 
@@ -75,7 +73,7 @@ class Move final : public EndOfSeveralAddresses {
   bool stays_with_answer() {
     take_first_lane_down();
     expect_notice(peer_);
-    say(peer_, wire::Notice::without_body(wire::MessageType::kPong));
+    say(peer_, wire::MessageType::kPong);
     std::this_thread::sleep_for(Milliseconds(300));
     const Result<std::optional<UniqueFd>> attempt = tcp_accept(second_);
     EXPECT_TRUE(attempt);

@@ -4,18 +4,15 @@
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
-#include <unistd.h>
 
+#include "base/socket.h"
 #include "connected_comms.h"
 
 namespace verbatim {
 
 // Ends the TCP connection with an error at both ends.
 inline void reset(Comm& comm) {
-  const sockaddr none{.sa_family = AF_UNSPEC, .sa_data = {}};
-  // Not by libc's function: ThreadSanitizer would take the descriptor for a new one.
-  ASSERT_EQ(::syscall(SYS_connect, comm.channel().key(), &none, sizeof none), 0);
+  reset_connection(comm.channel().socket());
 }
 
 // The listening socket of this process.

@@ -18,8 +18,8 @@
 #include "base/clock.h"
 #include "base/socket.h"
 #include "channel/listener.h"
-#include "channel/message_stream.h"
 #include "support/loopback.h"
+#include "support/peer_socket.h"
 
 namespace verbatim::rma {
 namespace {
@@ -52,7 +52,7 @@ class PeerChannelTest : public ::testing::Test {
     ASSERT_TRUE(own);
     eventually([&] {
       Result<std::optional<UniqueFd>> next = tcp_accept(listening_);
-      if (next && *next) peer_ = std::move(**next);
+      if (next && *next) peer_ = test::PeerSocket(std::move(**next), 0);
       return !!peer_;
     });
     channel_ = std::make_unique<PeerChannel>(*process_, std::move(*own), own_, wire::Key{}, std::vector{address_});
@@ -73,14 +73,13 @@ class PeerChannelTest : public ::testing::Test {
     eventually([&] { return channel_->end() != End::kOpen; });
     EXPECT_EQ(channel_->end(), end) << channel_->reason();
   }
-  void say(std::span<const std::uint8_t> message) { ASSERT_TRUE(stream_.add(peer_, message) && stream_.flush(peer_)); }
+  void say(std::span<const std::uint8_t> message) { ASSERT_TRUE(peer_.say(message)); }
   void say(const wire::Notice& notice) { say(notice.bytes()); }
   // Of the messages that the other rank gets the next one.
-  MessageType next() { return next(peer_, stream_); }
-  static MessageType next(const UniqueFd& socket, MessageStream& stream) {
+  MessageType next() {
     std::optional<MessageType> type;
     eventually([&] {
-      const auto message = stream.receive(socket);
+      const auto message = peer_.receive();
       if (!message) ADD_FAILURE() << to_string(message.error());
       if (message && *message) type = (*message)->type;
       return !message || type;
@@ -92,7 +91,7 @@ class PeerChannelTest : public ::testing::Test {
   std::uint64_t next_ack() {
     std::optional<wire::Ack> ack;
     eventually([&] {
-      const auto message = stream_.receive(peer_);
+      const auto message = peer_.receive();
       if (message && *message && (*message)->type == MessageType::kAck) ack = wire::decode_ack((*message)->body);
       return !message || *message;
     });
@@ -106,8 +105,7 @@ class PeerChannelTest : public ::testing::Test {
   std::unique_ptr<PeerChannel::Process> process_;
   UniqueFd listening_;
   wire::Address address_;
-  UniqueFd peer_;
-  MessageStream stream_;
+  test::PeerSocket peer_;
   std::unique_ptr<PeerChannel> channel_;
 };
 
@@ -125,7 +123,7 @@ TEST_F(PeerChannelTest, ConnectionHasEndedBeforeOpen_ListenerForgetsTheChannel) 
 TEST_F(PeerChannelTest, ResetAndNothingListens_IsLost) {
   open();
   listening_.reset();
-  close_with_reset(peer_);
+  peer_.close_with_reset();
   await(End::kEnded);
   EXPECT_NE(channel_->reason().find(", and a new TCP connection was refused"), std::string::npos) << channel_->reason();
 }
@@ -134,10 +132,29 @@ TEST_F(PeerChannelTest, ResetAndNothingIsWaitedFor_IsLost) {
   open(0);
   say(exchange(0));
   eventually([&] { return channel_->take().has_value(); });
-  close_with_reset(peer_);
+  peer_.close_with_reset();
   await(End::kLost);
   EXPECT_NE(channel_->reason().find(", and no new TCP connection could be made within 0"), std::string::npos)
       << channel_->reason();
+}
+
+// Something between the hosts has changed it.
+TEST_F(PeerChannelTest, MessageHasAWrongMac_ChannelIsMadeAgain) {
+  open();
+  std::vector<std::uint8_t> bytes = peer_.next_bytes(exchange(0));
+  bytes.back() ^= 1;
+  ASSERT_GT(::send(peer_.socket().get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), 0);
+  UniqueFd attempt;
+  eventually([&] {
+    Result<std::optional<UniqueFd>> next = tcp_accept(listening_);
+    if (next && *next) attempt = std::move(**next);
+    return !!attempt;
+  });
+  peer_ = test::PeerSocket::asked(std::move(attempt));
+  say(wire::Notice::ack({0, 0}));
+  say(exchange(0));
+  eventually([&] { return channel_->take().has_value(); });
+  EXPECT_EQ(channel_->end(), End::kOpen);
 }
 
 // Otherwise it would be made again and again until a late rank serves it.
@@ -182,12 +199,13 @@ TEST_F(PeerChannelTest, WasNotOpened_RankThatResumesLearnsThatItHasEnded) {
   ASSERT_FALSE(addresses.empty());
   Result<UniqueFd> socket = tcp_connect(wire::to_sockaddr(addresses.front()), {});
   ASSERT_TRUE(socket);
-  MessageStream stream;
-  ASSERT_TRUE(stream.add(*socket, wire::Notice::resume({own_, 1}, {}).bytes()) && stream.flush(*socket));
+  const wire::Notice request = wire::Notice::resume({own_, 1}, {});
+  ASSERT_GT(::send(socket->get(), request.bytes().data(), request.bytes().size(), MSG_NOSIGNAL), 0);
+  test::PeerSocket made(std::move(*socket), 0, 0, 1);
   std::optional<MessageType> type;
   eventually([&] {
     listener_.serve();
-    const auto message = stream.receive(*socket);
+    const auto message = made.receive();
     if (message && *message) type = (*message)->type;
     return !message || type;
   });

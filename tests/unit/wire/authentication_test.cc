@@ -48,6 +48,20 @@ TEST(Authentication, PublicKeyOfLowOrder_MakesNoSessionKey) {
   }
 }
 
+TEST(Authentication, ChannelKey_IsAnotherForEachTcpConnection) {
+  const Key key = channel_key(Key{1}, 1, 0);
+  EXPECT_EQ(key, channel_key(Key{1}, 1, 0));
+  EXPECT_NE(key, channel_key(Key{2}, 1, 0));
+  EXPECT_NE(key, channel_key(Key{1}, 0, 0));
+  EXPECT_NE(key, channel_key(Key{1}, 1, 1));
+}
+
+TEST(Authentication, MessageContext_IsAnotherForEachSenderAndMessage) {
+  EXPECT_EQ(message_context(1, 2), message_context(1, 2));
+  EXPECT_NE(message_context(1, 2), message_context(0, 2));
+  EXPECT_NE(message_context(1, 2), message_context(1, 3));
+}
+
 TEST(Authentication, ListenId_IsAnotherForEachSecret) {
   EXPECT_EQ(listen_id(kSecret), listen_id(kSecret));
   EXPECT_NE(listen_id(kSecret), listen_id(Secret{1, 2, 4}));
