@@ -310,6 +310,10 @@ std::vector<Row> rows() {
       {"VERBATIM_SOCKET_FAMILY", "NCCL_SOCKET_FAMILY", "`AF_INET` or `AF_INET6`", "either, IPv4 first",
        "Address family of the TCP side channel.",
        one_of(&Config::socket_family, {{"AF_INET", AF_INET}, {"AF_INET6", AF_INET6}})},
+      {"VERBATIM_PSK_FILE", nullptr, "path", "none",
+       "File with 16 to 4096 random bytes, the same on all hosts: who has read a handle of NCCL, but not this file, "
+       "cannot connect. The first communicator of a process decides. See [SECURITY.md](../SECURITY.md).",
+       any_text(&Config::psk_file)},
       number_row("VERBATIM_CONNECT_TIMEOUT_S", nullptr, &Config::connect_timeout_s, 1, 3600, "60",
                  "Seconds until a connection that is not established fails."),
       number_row(

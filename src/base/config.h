@@ -98,6 +98,7 @@ struct Config {
   bool flush_disabled = false;
   TextSetting socket_ifname;  // syntax: base/socket_interface.h
   int socket_family = 0;      // AF_UNSPEC, AF_INET or AF_INET6
+  std::string psk_file;       // path; empty: none
   unsigned connect_timeout_s = 60;
   unsigned keepalive_s = 300;        // half the timeout of PyTorch's watchdog; 0: never
   unsigned stall_warn_s = 30;        // 0: never

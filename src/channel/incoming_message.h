@@ -33,22 +33,22 @@ class IncomingMessage {
     return read_up_to(wire::kHeaderBytes + header_.body_bytes, socket);
   }
 
-  // Of a complete message, once: whether it ends with a MAC of `key`, see has_mac(). body() is without it.
+  // Of a complete message: whether it ends with a MAC of `key`, see has_mac(). Then body() is without it.
   bool authenticate(const wire::Key& key, std::span<const std::uint8_t> context = {}) {
-    if (!wire::has_mac(bytes_, key, context)) return false;
-    mac_ = wire::mac_of(bytes_);
-    bytes_.resize(bytes_.size() - wire::kMacBytes);
-    return true;
+    return is_authenticated_ = wire::has_mac(bytes_, key, context);
   }
 
-  const wire::Mac& mac() const { return mac_; }
+  wire::Mac mac() const { return wire::mac_of(bytes_); }
 
   bool begun() const { return filled_ != 0; }
   // Once the header has arrived.
   wire::MessageType type() const { return header_.type; }
   std::size_t body_bytes() const { return header_.body_bytes; }
   // Of a complete message; after receive_first() its beginning.
-  std::span<const std::uint8_t> body() const { return std::span(bytes_).subspan(wire::kHeaderBytes); }
+  std::span<const std::uint8_t> body() const {
+    const std::size_t end = bytes_.size() - (is_authenticated_ ? wire::kMacBytes : 0);
+    return std::span(bytes_).first(end).subspan(wire::kHeaderBytes);
+  }
   // The protocol version of the sender, if that made the call fail.
   std::optional<std::uint16_t> other_version() const { return other_version_; }
 
@@ -69,7 +69,7 @@ class IncomingMessage {
   std::vector<std::uint8_t> bytes_;
   std::size_t filled_ = 0;
   wire::Header header_{};
-  wire::Mac mac_{};
+  bool is_authenticated_ = false;
   std::optional<std::uint16_t> other_version_;
 };
 

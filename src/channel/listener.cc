@@ -27,7 +27,9 @@ constexpr std::size_t kMaxRemoved = 4096;
 
 }  // namespace
 
-Listener::Listener(const sockaddr_storage& address, std::span<const SocketInterface> interfaces) {
+Listener::Listener(const sockaddr_storage& address, std::span<const SocketInterface> interfaces,
+                   std::vector<std::uint8_t> psk)
+    : psk_(std::move(psk)) {
   sockets_.push_back({address, {}});
   for (const SocketInterface& further : interfaces.subspan(std::min<std::size_t>(interfaces.size(), 1))) {
     if (sockets_.size() < wire::kMaxAddresses) sockets_.push_back({further.address, {}});
@@ -71,7 +73,7 @@ Result<sockaddr_storage> Listener::add(const wire::Secret& secret, int arrival) 
   const MutexLock lock(mutex_);
   if (const Status opened = open(); !opened) return opened.error();
   Listen& added = listens_[wire::listen_id(secret)];
-  added.key = wire::hello_key(secret);
+  added.key = hello_key(secret);
   added.arrival = arrival;
   return sockets_.front().address;
 }
@@ -278,6 +280,18 @@ void Listener::reject_version(const UniqueFd& socket, std::uint16_t version) {
   reject(socket, text, version);
 }
 
+// The line of this end comes once, as above.
+void Listener::reject_mac(const UniqueFd& socket) {
+  if (!std::exchange(wrong_mac_reported_, true)) {
+    const Result<sockaddr_storage> peer = remote_address(socket);
+    VERBATIM_WARN(
+        "a connect request from %s does not show the secret of the listen that it names. Next: give all hosts of the "
+        "job the same VERBATIM_PSK_FILE; if that host is not of the job, keep it from this port",
+        peer ? to_string(*peer).c_str() : "a peer that has gone");
+  }
+  reject(socket, "VERBATIM_PSK_FILE is not the same at both ends");
+}
+
 void Listener::resume(PendingConnection& pending) {
   const std::optional<wire::Resume> resume = wire::decode_resume(pending.message.body());
   if (!resume) return;
@@ -324,7 +338,10 @@ bool Listener::read_hello(PendingConnection& pending) {
     resume(pending);
     return false;
   }
-  if (!message.authenticate(listen->second.key)) return false;
+  if (!message.authenticate(listen->second.key)) {
+    reject_mac(pending.socket);
+    return false;
+  }
   if (!listen->second.attempts.insert(id.attempt).second) return false;  // a replay
   listen->second.requests.push_back({std::move(pending.socket), std::move(message)});
   if (listen->second.arrival >= 0) ::eventfd_write(listen->second.arrival, 1);

@@ -2,7 +2,8 @@
 // side channels again over any of them. Each listen, for messages or for RMA, has a secret. A hello begins with the
 // name of the listen and a new attempt number. If its MAC shows the secret, it is a connect request for the listen,
 // which understands the rest. Until the name has come, a connection costs its descriptor and less than 1 KiB. A
-// connection with another protocol version gets a reject; any other connection is closed without a reply. The listener
+// connection with another protocol version gets a reject, and so does one that names a listen and does not show its
+// secret; any other connection is closed without a reply. The listener
 // has no thread: each call of poll serves the connections of all listens. While connections are established, the
 // monitor calls it too, when a socket is readable.
 #pragma once
@@ -49,9 +50,14 @@ class Listener {
   // `address`, with port 0, is for connect requests; those of `interfaces` but the first, which has `address`, are only
   // for side channels that are made again. At most wire::kMaxAddresses are used. The sockets are open while there are
   // listens, connections or holders. The first uses the same port each time, and the others its port, if it is free.
-  explicit Listener(const sockaddr_storage& address, std::span<const SocketInterface> interfaces = {});
+  // `psk`: as in wire::hello_key().
+  explicit Listener(const sockaddr_storage& address, std::span<const SocketInterface> interfaces = {},
+                    std::vector<std::uint8_t> psk = {});
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
+
+  // For the MACs of hellos, to this process and from it.
+  wire::Key hello_key(const wire::Secret& secret) const { return wire::hello_key(secret, psk_); }
 
   // Returns the address for the peers' connects. `arrival`, if it is not -1, is an eventfd that is written when there
   // is a connect request, because another thread may have read its hello.
@@ -149,12 +155,15 @@ class Listener {
   void close_if_unused() VERBATIM_REQUIRES(mutex_);
   Status report_resource_shortage(const Error& error) VERBATIM_REQUIRES(mutex_);
   void reject_version(const UniqueFd& socket, std::uint16_t version) VERBATIM_REQUIRES(mutex_);
+  void reject_mac(const UniqueFd& socket) VERBATIM_REQUIRES(mutex_);
 
+  const std::vector<std::uint8_t> psk_;
   Mutex mutex_;
   std::vector<Socket> sockets_ VERBATIM_GUARDED_BY(mutex_);  // the first is the one for connect requests
   std::size_t holders_ VERBATIM_GUARDED_BY(mutex_) = 0;
   bool shortage_reported_ VERBATIM_GUARDED_BY(mutex_) = false;  // accept fails for lack of descriptors or memory
   bool version_mismatch_reported_ VERBATIM_GUARDED_BY(mutex_) = false;
+  bool wrong_mac_reported_ VERBATIM_GUARDED_BY(mutex_) = false;
   std::list<PendingConnection> pending_ VERBATIM_GUARDED_BY(mutex_);
   std::map<wire::ListenId, Listen> listens_ VERBATIM_GUARDED_BY(mutex_);
   std::map<wire::ConnectionEnd, Connection> connections_ VERBATIM_GUARDED_BY(mutex_);

@@ -67,7 +67,7 @@ Status Handshake::dial() {
     const auto dialled = next++;
     if (!dialled->ready) continue;
     const wire::Secret& secret = handles_[dialled->rank].secret;
-    const wire::Key key = wire::hello_key(secret);
+    const wire::Key key = listen_.listener.hello_key(secret);
     const Result<bool> replied = dialled->dial.advance([&] {
       dialled->attempt = listen_.attempt++;
       const wire::RmaHello own = hello(wire::listen_id(secret), dialled->attempt);
@@ -105,7 +105,7 @@ Status Handshake::accept() {
              "rank " + std::to_string(rank_) + " of " + std::to_string(ranks()) + " does not expect it");
       continue;
     }
-    const wire::Key key = wire::hello_key(listen_.handle.secret);
+    const wire::Key key = listen_.listener.hello_key(listen_.handle.secret);
     std::vector<std::uint8_t> welcome = wire::with_mac(
         wire::encode_rma_hello(wire::MessageType::kAccept, hello(listen_.id, peer->attempt)), key, request.hello.mac());
     const std::optional<wire::Key> session =

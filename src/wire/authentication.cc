@@ -56,8 +56,8 @@ ListenId listen_id(const Secret& secret) {
   return {hash<sizeof(ListenId)>(secret, Purpose::kListenId, {})};
 }
 
-Key hello_key(const Secret& secret) {
-  return hash<sizeof(Key)>(secret, Purpose::kHello, {});
+Key hello_key(const Secret& secret, std::span<const std::uint8_t> psk) {
+  return hash<sizeof(Key)>(secret, Purpose::kHello, {psk});
 }
 
 std::optional<Key> session_key(const Key& key, const KeyPair& own, const PublicKey& peers, const Mac& hello,

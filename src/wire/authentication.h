@@ -37,8 +37,8 @@ Result<KeyPair> make_key_pair();
 
 // Under which name peers ask for the listen.
 ListenId listen_id(const Secret& secret);
-// For the MACs of the hellos.
-Key hello_key(const Secret& secret);
+// For the MACs of the hellos. `psk`: the key that the operator gives to all hosts; empty: none.
+Key hello_key(const Secret& secret, std::span<const std::uint8_t> psk = {});
 // `key`: that of the hellos. `hello`, `reply`: their MACs. nullopt: the peer's public key is of low order.
 std::optional<Key> session_key(const Key& key, const KeyPair& own, const PublicKey& peers, const Mac& hello,
                                const Mac& reply);

@@ -5,6 +5,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/time.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
@@ -279,6 +280,54 @@ TEST_F(RmaListener, HelloWithoutPublicKey_RanksConnect) {
     rank.close();
   });
   for (const int status : statuses) EXPECT_EQ(status, 0);
+}
+
+// The key that the operator has given to the host of this rank.
+void set_psk(const Rank& rank, char key) {
+  const std::string path =
+      testing::TempDir() + "psk-" + std::to_string(::getpid()) + "-" + std::to_string(rank.number());
+  std::ofstream(path) << std::string(16, key);
+  ::setenv("VERBATIM_PSK_FILE", path.c_str(), 1);
+}
+
+TEST_F(RmaListener, SameKeyOfTheOperator_RanksConnect) {
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    set_psk(rank, 'k');
+    rank.start();
+    rank.connect();
+    EXPECT_NE(rank.coll, nullptr);
+    rank.close();
+    EXPECT_EQ(::unlink(::getenv("VERBATIM_PSK_FILE")), 0);
+  });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
+}
+
+TEST_F(RmaListener, OtherKeyOfTheOperator_BothSayWhy) {
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    rank.keep_warnings();
+    set_psk(rank, static_cast<char>('k' + rank.number()));
+    rank.start();
+    void* handles[] = {rank.handle(0), rank.handle(1)};
+    if (rank.number() == 0) {
+      EXPECT_EQ(rank.net().connect(nullptr, handles, 2, 0, rank.listen, &rank.coll), nccl::Result::kRemoteError);
+      EXPECT_OK(rank.net().close_listen(rank.listen));
+      EXPECT_OK(rank.net().finalize(rank.instance));
+      set_psk(rank, 'l');  // as rank 1, which still waits
+      EXPECT_OK(rank.net().init(4711, &rank.instance));
+      EXPECT_OK(rank.net().listen(rank.instance, 0, rank.handle(0), &rank.listen));
+    }
+    EXPECT_OK(rank.net().connect(nullptr, handles, 2, rank.number(), rank.listen, &rank.coll));
+    EXPECT_OK(rank.net().close_listen(rank.listen));
+    rank.close();
+    EXPECT_EQ(::unlink(::getenv("VERBATIM_PSK_FILE")), 0);
+  });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
+  const std::string refused = ranks_.text(0);
+  EXPECT_NE(refused.find("the peer refused the connection: VERBATIM_PSK_FILE is not the same at both ends"),
+            std::string::npos)
+      << refused;
+  const std::string refuses = ranks_.text(1);
+  EXPECT_NE(refuses.find("give all hosts of the job the same VERBATIM_PSK_FILE"), std::string::npos) << refuses;
 }
 
 TEST_F(RmaListener, ListenIsUsedTwice_RanksConnectTwice) {

@@ -39,7 +39,7 @@ Connector::Connector(const ConnectSettings& settings, std::vector<const Port*> p
       traffic_class_(traffic_class),
       attempt_(attempt),
       keys_(keys),
-      key_(wire::hello_key(handle.secret)),
+      key_(settings.listener.hello_key(handle.secret)),
       deadline_ns_(monotonic_ns() + settings.comm.config.connect_timeout_s * kNanosecondsPerSecond),
       reservation_(reserve(settings, ports_, handle)),
       dial_(handle.address, settings.local_address, deadline_ns_),

@@ -146,7 +146,7 @@ Result<bool> ListenComm::connect_qps(Handshake& handshake, VerbBudget& budget) c
   hello.identity = handle_.listener;
   hello.attempt = peer.attempt;
   hello.addresses = settings_.listener.addresses(Listener::Use::kLook);
-  const wire::Key key = wire::hello_key(handle_.secret);
+  const wire::Key key = settings_.listener.hello_key(handle_.secret);
   std::vector<std::uint8_t> reply =
       wire::with_mac(wire::encode_hello(wire::MessageType::kAccept, hello), key, handshake.hello_mac);
   const std::optional<wire::Key> session =

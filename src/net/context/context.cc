@@ -17,6 +17,7 @@
 #include "base/socket_interface.h"
 #include "net/connect/qp_dump.h"
 #include "net/context/net_devices.h"
+#include "net/context/psk.h"
 #include "net/context/stats.h"
 #include "net/monitor/monitor.h"
 #include "net/transfer/lanes.h"
@@ -33,7 +34,8 @@ struct ProcessState {
   const std::string host_name;
   const std::uint64_t host_id;
   const std::uint64_t process_id;
-  Listener listener{side_channel.address, interfaces};
+  const std::vector<std::uint8_t> psk;
+  Listener listener{side_channel.address, interfaces, psk};
   EndpointPools pools = {};  // of the contexts
   std::uint32_t contexts_made = 0;
   std::set<Context*> contexts = {};    // open
@@ -132,7 +134,8 @@ std::string describe_connection(const Comm& comm) {
          ", completion by " + (stats.atomic ? "atomics" : "immediates");
 }
 
-Result<std::unique_ptr<ProcessState>> open_process(const Config& config) VERBATIM_REQUIRES(g_mutex) {
+Result<std::unique_ptr<ProcessState>> open_process(const Config& config, std::vector<std::uint8_t> psk)
+    VERBATIM_REQUIRES(g_mutex) {
   const Result<SocketInterface> side_channel = choose_socket_interface(config);
   if (!side_channel) return side_channel.error();
   const std::vector<SocketInterface> interfaces = interfaces_of(config);
@@ -158,7 +161,8 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) VERBATI
   }
   const Result<std::uint64_t> process_id = random_id();
   if (!process_id) return process_id.error();
-  VERBATIM_INFO("side channel on %s", to_string(*side_channel).c_str());
+  VERBATIM_INFO("side channel on %s%s", to_string(*side_channel).c_str(),
+                psk.empty() ? "" : ", with VERBATIM_PSK_FILE");
   warn_of_loopback(*side_channel, config);
   auto process = std::unique_ptr<ProcessState>(new ProcessState{.config = config,
                                                                 .side_channel = *side_channel,
@@ -166,6 +170,7 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config) VERBATI
                                                                 .host_name = host_name,
                                                                 .host_id = read_host_id(host_name),
                                                                 .process_id = *process_id,
+                                                                .psk = std::move(psk),
                                                                 .verbs = std::move(*verbs),
                                                                 .inventory = std::move(*inventory),
                                                                 .devices = std::move(devices),
@@ -185,11 +190,20 @@ Result<Context*> open_context(int traffic_class, const Profiler& profiler) {
 Result<Context*> open_context(Config config, int traffic_class, const Profiler& profiler) {
   if (const Status fits = check_traffic_class(traffic_class); !fits) return fits.error();
   std::unique_ptr<ProcessState> opened;  // becomes g_process once nothing can fail any more
+  Result<std::vector<std::uint8_t>> psk = read_psk(config.psk_file);
+  if (!psk) return psk.error();
   const MutexLock lock(g_mutex);
+  if (g_process != nullptr && g_process->psk != *psk) {
+    VERBATIM_WARN(
+        "VERBATIM_PSK_FILE (%s) is not what it was when the first communicator of this process was made. "
+        "Next: change it only while the process has none",
+        config.psk_file.c_str());
+    return Error{ErrorKind::kUsage, 0, "VERBATIM_PSK_FILE", true};
+  }
   if (g_process == nullptr) {
     log_unused_variables(environ);
     warn_of_stats_path(expand_path(config.stats_file, read_host_name()));
-    Result<std::unique_ptr<ProcessState>> process = open_process(config);
+    Result<std::unique_ptr<ProcessState>> process = open_process(config, std::move(*psk));
     if (!process) return process.error();
     opened = std::move(*process);
   }

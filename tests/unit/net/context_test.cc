@@ -1,15 +1,19 @@
 // What a communicator's context promises beside data: settings that reach the QPs, deadlines, and orderly ends.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <string>
 #include <thread>
 
 #include "connected_comms.h"
 #include "net/context/forecast.h"
 #include "support/log_capture.h"
+#include "support/scratch_directory.h"
 
 namespace verbatim {
 namespace {
@@ -159,6 +163,37 @@ TEST_F(ContextTest, TrafficClassOutOfRange_IsRejected) {
   const Result<Context*> refused = open_context(256);
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().kind, ErrorKind::kUsage);
+}
+
+TEST_F(ContextTest, OperatorsKey_IsReadFromAFile) {
+  const ScratchDirectory directory;
+  const std::string path = directory.path() / "key";
+  ::setenv("VERBATIM_PSK_FILE", path.c_str(), 1);
+  const auto refusal = [] {
+    const LogCapture log;
+    const Result<Context*> refused = open_context(-1);
+    EXPECT_FALSE(refused);
+    EXPECT_TRUE(refused || refused.error().kind == ErrorKind::kUsage);
+    return log.only_warning();
+  };
+  EXPECT_EQ(refusal(), path + " cannot be read: No such file or directory. Next: correct VERBATIM_PSK_FILE");
+  const auto write = [&](std::size_t bytes) { std::ofstream(path) << std::string(bytes, 'k'); };
+  write(15);
+  EXPECT_EQ(refusal(), path + " has less than 16 bytes. Next: correct VERBATIM_PSK_FILE");
+  write(4097);
+  EXPECT_EQ(refusal(), path + " has more than 4096 bytes. Next: correct VERBATIM_PSK_FILE");
+  for (const std::size_t bytes : {16U, 4096U}) {
+    write(bytes);
+    ConnectedComms link;
+    ASSERT_NO_FATAL_FAILURE(link.connect());
+    write(17);
+    const std::string changed = "is not what it was when the first communicator of this process was made";
+    EXPECT_NE(refusal().find(changed), std::string::npos);
+  }
+  std::filesystem::remove(path);
+  ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
+  EXPECT_EQ(refusal(), path + " cannot be read: Invalid argument. Next: correct VERBATIM_PSK_FILE");
+  ::unsetenv("VERBATIM_PSK_FILE");
 }
 
 TEST_F(ContextTest, ConnectWithoutAccept_TimesOut) {

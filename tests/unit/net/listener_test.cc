@@ -122,6 +122,33 @@ TEST_F(ListenerTest, HelloAfterOneWithAWrongMac_IsReturned) {
   EXPECT_EQ(wait_for_requests(mine_, 1).size(), 1U);
 }
 
+// As of a host with another VERBATIM_PSK_FILE.
+TEST_F(ListenerTest, HellosWithAWrongMac_AreRejectedAndGiveOneWarning) {
+  const LogCapture log;
+  for (int i = 0; i < 3; ++i) {
+    const UniqueFd peer = connect_tcp();
+    std::vector<std::uint8_t> wrong = hello_with(mine_);
+    wrong.back() ^= 1;
+    send_bytes(peer, wrong);
+    IncomingMessage reply;
+    Result<bool> received(false);
+    const auto end = std::chrono::steady_clock::now() + kListenerTimeout;
+    while (received && !*received && std::chrono::steady_clock::now() < end) {
+      EXPECT_TRUE(listener_->poll(wire::listen_id(mine_)));
+      received = reply.receive(peer);
+    }
+    ASSERT_TRUE(received && *received);
+    EXPECT_EQ(reply.type(), wire::MessageType::kReject);
+    EXPECT_EQ(wire::decode_reject(reply.body()), "VERBATIM_PSK_FILE is not the same at both ends");
+    if (i != 0) continue;
+    EXPECT_EQ(log.only_warning(),
+              "a connect request from " + to_string(*local_address(peer)) +
+                  " does not show the secret of the listen that it names. Next: give all hosts of the job the same "
+                  "VERBATIM_PSK_FILE; if that host is not of the job, keep it from this port");
+  }
+  EXPECT_EQ(log.warnings().size(), 1U);
+}
+
 TEST_F(ListenerTest, HelloByteByByte_IsReturned) {
   const UniqueFd peer = connect_tcp();
   for (const std::uint8_t byte : hello_with(mine_)) {

@@ -62,6 +62,15 @@ TEST(Authentication, MessageContext_IsAnotherForEachSenderAndMessage) {
   EXPECT_NE(message_context(1, 2), message_context(1, 3));
 }
 
+TEST(Authentication, HelloKey_IsAnotherForEachSecretAndOperatorsKey) {
+  const std::vector<std::uint8_t> psk(16, 1);
+  const std::vector<std::uint8_t> other(17, 1);
+  EXPECT_EQ(hello_key(kSecret, psk), hello_key(kSecret, psk));
+  EXPECT_NE(hello_key(kSecret, psk), hello_key(kSecret));
+  EXPECT_NE(hello_key(kSecret, psk), hello_key(kSecret, other));
+  EXPECT_NE(hello_key(kSecret, psk), hello_key(Secret{1}, psk));
+}
+
 TEST(Authentication, ListenId_IsAnotherForEachSecret) {
   EXPECT_EQ(listen_id(kSecret), listen_id(kSecret));
   EXPECT_NE(listen_id(kSecret), listen_id(Secret{1, 2, 4}));
