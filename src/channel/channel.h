@@ -176,10 +176,10 @@ class Channel {
   void set_refused(bool refused);
   void receive_pong();
   bool receive_ack(std::span<const std::uint8_t> body);
-  // `number`: of its kResume, which this end has sent if it has `dialed`.
   // Whether the peer has sent something on the TCP connection that was made again. Before, another process may have
   // sent its request.
   bool is_peers() const { return since_ns_ == 0 || stream_.has_received(); }
+  // `number`: of its kResume, which this end has sent if it has `dialed`.
   Change replace(UniqueFd socket, bool dialed, std::uint64_t number, std::uint64_t now);
   wire::Key key_of(bool dialed, std::uint64_t number) const;
 

@@ -3,9 +3,8 @@
 // name of the listen and a new attempt number. If its MAC shows the secret, it is a connect request for the listen,
 // which understands the rest. Until the name has come, a connection costs its descriptor and less than 1 KiB. A
 // connection with another protocol version gets a reject, and so does one that names a listen and does not show its
-// secret; any other connection is closed without a reply. The listener
-// has no thread: each call of poll serves the connections of all listens. While connections are established, the
-// monitor calls it too, when a socket is readable.
+// secret; any other connection is closed without a reply. The listener has no thread: each call of poll serves the
+// connections of all listens. While connections are established, the monitor calls it too, when a socket is readable.
 #pragma once
 
 #include <poll.h>

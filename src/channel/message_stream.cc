@@ -77,9 +77,7 @@ bool MessageStream::add(const UniqueFd& socket, std::span<const std::uint8_t> me
   }
   const std::span<std::uint8_t> added = std::span(unsent_).subspan(begin);
   std::ranges::copy(message, added.begin());
-  wire::put_body_bytes(added.first<wire::kHeaderBytes>(), added.size() - wire::kHeaderBytes);
-  const wire::Mac mac = wire::make_mac(added.first(message.size()), key_, wire::message_context(own_, next_sent_++));
-  std::ranges::copy(mac, added.last(mac.size()).begin());
+  wire::put_mac(added, key_, wire::message_context(own_, next_sent_++));
   return true;
 }
 

@@ -35,11 +35,11 @@ std::array<std::uint8_t, kBytes> hash(std::span<const std::uint8_t> key, Purpose
   return result;
 }
 
-}  // namespace
-
 Mac make_mac(std::span<const std::uint8_t> message, const Key& key, std::span<const std::uint8_t> context) {
   return hash<kMacBytes>(key, Purpose::kMac, {message, context});
 }
+
+}  // namespace
 
 KeyPair::~KeyPair() {
   ::sodium_memzero(own.data(), own.size());
@@ -79,11 +79,14 @@ Key channel_key(const Key& session, std::uint64_t dialer, std::uint64_t number) 
 
 std::vector<std::uint8_t> with_mac(std::vector<std::uint8_t> message, const Key& key,
                                    std::span<const std::uint8_t> context) {
-  const std::span<std::uint8_t, kHeaderBytes> header = std::span(message).first<kHeaderBytes>();
-  put_body_bytes(header, message.size() - kHeaderBytes + kMacBytes);
-  const Mac made = make_mac(message, key, context);
-  message.insert(message.end(), made.begin(), made.end());
+  message.resize(message.size() + kMacBytes);
+  put_mac(message, key, context);
   return message;
+}
+
+void put_mac(std::span<std::uint8_t> message, const Key& key, std::span<const std::uint8_t> context) {
+  put_body_bytes(message.first<kHeaderBytes>(), message.size() - kHeaderBytes);
+  std::ranges::copy(make_mac(message.first(message.size() - kMacBytes), key, context), message.last(kMacBytes).begin());
 }
 
 Mac mac_of(std::span<const std::uint8_t> message_with_mac) {

@@ -54,8 +54,8 @@ MessageContext message_context(std::uint64_t sender, std::uint64_t sequence);
 std::vector<std::uint8_t> with_mac(std::vector<std::uint8_t> message, const Key& key,
                                    std::span<const std::uint8_t> context = {});
 Mac mac_of(std::span<const std::uint8_t> message_with_mac);
-// Of a message whose header counts it.
-Mac make_mac(std::span<const std::uint8_t> message, const Key& key, std::span<const std::uint8_t> context = {});
+// The same in place: `message` ends with room for the MAC.
+void put_mac(std::span<std::uint8_t> message, const Key& key, std::span<const std::uint8_t> context = {});
 // Whether the MAC at the end of `message` is that of `key`.
 bool has_mac(std::span<const std::uint8_t> message, const Key& key, std::span<const std::uint8_t> context = {});
 

@@ -60,10 +60,8 @@ Notice Notice::ack(const Ack& ack) {
 
 Notice Notice::resume(const Resume& resume, const Key& session) {
   Notice notice = with_body(MessageType::kResume, resume);
-  put_body_bytes(std::span(notice.bytes_).first<kHeaderBytes>(), sizeof resume + kMacBytes);
-  const Mac mac = make_mac(notice.bytes(), session);
-  std::ranges::copy(mac, notice.bytes_.begin() + static_cast<std::ptrdiff_t>(notice.size_));
-  notice.size_ += mac.size();
+  notice.size_ += kMacBytes;
+  put_mac(std::span(notice.bytes_).first(notice.size_), session);
   return notice;
 }
 

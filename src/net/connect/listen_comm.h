@@ -47,7 +47,7 @@ class ListenComm {
     std::unique_ptr<RecvComm> comm = nullptr;
     OutgoingMessage accept_message = {};
     IncomingMessage ready_message = {};
-    wire::Key session = {};  // for kReady
+    wire::Key session = {};
 
     // Why kConnectQps has not ended yet; see Endpoint::unresolved.
     std::optional<Error> unresolved() const { return comm != nullptr ? comm->endpoint().unresolved() : std::nullopt; }

@@ -194,7 +194,7 @@ TEST_F(EndOfSeveralAddresses, Listener_TakesOnlyNewRequestsWithTheSessionKey) {
   {
     UniqueFd given_up = ask(5, kSession);
     close_with_reset(given_up);
-    EXPECT_FALSE(is_taken(5, kSession)) << "whoever has read it";
+    EXPECT_FALSE(is_taken(5, kSession)) << "also not of a process that has read it";
   }
   listener.remove_connection(end, kSession, wire::MessageType::kClose);
   EXPECT_FALSE(is_answered(5, kSession));
