@@ -104,6 +104,7 @@ Result<Cq*> create_cq(Context& context, int entries, void* cq_context, ibv_comp_
 
   MutexLock lock(context.objects_mutex);
   if (channel != nullptr) ++channel->refcnt;
+  cq->listed = listed.begin();
   context.cqs.splice(context.cqs.end(), listed);
   return cq.release();
 }
@@ -113,7 +114,7 @@ int destroy_cq(Cq& cq) {
   Context& context = context_of(cq.context);
   {
     MutexLock lock(context.objects_mutex);
-    std::erase(context.cqs, &cq);
+    context.cqs.erase(cq.listed);
     if (cq.channel != nullptr) --cq.channel->refcnt;
   }
   pthread_mutex_lock(&cq.mutex);

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <list>
 
 #include "softverbs/engine/extensible.h"
 #include "softverbs/engine/futex_mutex.h"
@@ -17,6 +18,7 @@ class Process;
 struct Cq : Extensible<ibv_cq, ibv_cq_ex> {
   Process* process = nullptr;
   std::uint32_t index = 0;
+  std::list<Cq*>::iterator listed;  // its entry of Context::cqs
   SharedCq* shared = nullptr;
   Cqe* ring = nullptr;
   std::atomic<std::uint32_t> users{0};

@@ -293,6 +293,7 @@ Result<Qp*> create_qp(Context& context, ibv_pd* pd, ibv_qp_init_attr& wanted) {
   process.publish(*index, qp.get());
   wanted.cap = qp->cap;
   MutexLock lock(context.objects_mutex);
+  qp->listed = listed.begin();
   context.qps.splice(context.qps.end(), listed);
   return qp.release();
 }
@@ -302,7 +303,7 @@ int destroy_qp(Qp& qp) {
   Context& context = context_of(qp.context);
   {
     MutexLock lock(context.objects_mutex);
-    std::erase(context.qps, &qp);
+    context.qps.erase(qp.listed);
   }
   {
     SharedLockGuard execution(qp.execution, process.me());

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <list>
 #include <memory>
 
 #include "base/mutex.h"
@@ -32,7 +33,8 @@ struct Datagrams;
 struct Qp : Extensible<ibv_qp, ibv_qp_ex> {
   Process* process = nullptr;
   std::uint32_t index = 0;
-  std::uint32_t ordinal = 0;  // number of the QP in its process in the order of creation, from 1
+  std::list<Qp*>::iterator listed;  // its entry of Context::qps
+  std::uint32_t ordinal = 0;        // number of the QP in its process in the order of creation, from 1
   SharedQp* shared = nullptr;
   ibv_qp_cap cap{};
   bool signal_all = false;

@@ -111,6 +111,7 @@ Result<Srq*> create_srq(Context& context, ibv_pd* pd, const ibv_srq_init_attr& a
   srq->shared->limit = 0;
   static_cast<Pd*>(pd)->users.fetch_add(1, std::memory_order_relaxed);
   MutexLock lock(context.objects_mutex);
+  srq->listed = listed.begin();
   context.srqs.splice(context.srqs.end(), listed);
   return srq.release();
 }
@@ -120,7 +121,7 @@ int destroy_srq(Srq& srq) {
   Context& context = context_of(srq.context);
   {
     MutexLock lock(context.objects_mutex);
-    std::erase(context.srqs, &srq);
+    context.srqs.erase(srq.listed);
   }
   pthread_mutex_lock(&srq.mutex);
   while (srq.events_completed != srq.events_delivered) pthread_cond_wait(&srq.cond, &srq.mutex);

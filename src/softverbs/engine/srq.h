@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <list>
 
 #include "softverbs/engine/receive_poster.h"
 #include "softverbs/host/layout.h"
@@ -16,6 +17,7 @@ class Process;
 struct Srq : ibv_srq {
   Process* process = nullptr;
   std::uint32_t index = 0;
+  std::list<Srq*>::iterator listed;  // its entry of Context::srqs
   SharedSrq* shared = nullptr;
   ReceivePoster poster;
   std::atomic<std::uint32_t> users{0};
