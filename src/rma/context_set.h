@@ -255,9 +255,7 @@ class ContextSet {
   Failover* failover() const { return failover_.get(); }
   ibv_mtu lane_mtu(const PeerQueue& queue, std::uint32_t lane) const;
   // For flushes over the port of a lane to oneself, in a set with several lanes.
-  ibv_qp* flush_qp(std::uint32_t context, std::uint32_t lane) const {
-    return flush_qps_[context * parts_.ports.size() + lane].get();
-  }
+  ibv_qp* flush_qp(std::uint32_t lane) const { return flush_qps_[lane].get(); }
   // QPs of all lanes.
   std::size_t qps() const;
   // kNoPeer: not spoken to, or oneself.
@@ -365,7 +363,7 @@ class ContextSet {
   std::uint64_t connected_ns_ = 0;
   std::vector<std::shared_ptr<const PortCounters>> counters_;  // of the ports, when the contexts were connected
   // Of a set with several lanes.
-  std::vector<UniqueQp> flush_qps_;               // context by context, in each by port
+  std::vector<UniqueQp> flush_qps_;               // by port, of all contexts
   std::vector<std::uint32_t> flushes_under_way_;  // READs on the flush QPs, by port
   std::uint32_t flush_work_ = 0;                  // entries of the send queue of a flush QP
   Request* unread_ = nullptr;                     // flushes with READs that are not posted

@@ -86,7 +86,7 @@ std::uint32_t ContextSetup::work_of(bool to_oneself) const {
   int max_cqe = INT_MAX;
   for (const Port& port : parts_.ports) max_cqe = std::min(max_cqe, port.device->attributes().max_cqe);
   const auto contexts = static_cast<std::size_t>(request_.contexts);
-  const std::size_t shares = contexts * (peers_.size() + 4);  // the QP to oneself has two, that of flushes too
+  const std::size_t shares = contexts * (peers_.size() + 2) + 2 * parts_.ports.size();  // QPs to oneself have two
   const std::size_t share = static_cast<std::size_t>(std::max(max_cqe, 0)) / shares;
   const std::size_t wanted = std::min(std::size_t{kWorkPerRequest} * slots_of(false), share);
   return static_cast<std::uint32_t>(wanted * (to_oneself ? 2 : 1));
@@ -147,9 +147,9 @@ std::uint32_t ContextSetup::lanes_to(std::size_t peer) const {
 
 // One for each device. Only one lane to a peer has outstanding work requests at a time.
 Status ContextSetup::create_cqs() {
-  const std::size_t to_oneself = std::size_t{work_of(true)} * (has_several_lanes() ? 2 : 1);  // that of flushes too
-  const std::size_t entries =
-      static_cast<std::size_t>(request_.contexts) * (peers_.size() * work_of(false) + to_oneself);
+  const std::size_t of_context = peers_.size() * work_of(false) + work_of(true);
+  const std::size_t of_flushes = has_several_lanes() ? parts_.ports.size() * work_of(true) : 0;
+  const std::size_t entries = static_cast<std::size_t>(request_.contexts) * of_context + of_flushes;
   for (const Port& port : parts_.ports) {
     const Device& device = *port.device;
     const Verbs& verbs = device.verbs();
@@ -222,13 +222,11 @@ Status ContextSetup::create_further_queues(const std::vector<QueuePosition>& ord
 Status ContextSetup::create_flush_queues() {
   set_->flush_work_ = slots_of(true);
   set_->flushes_under_way_.resize(parts_.ports.size());
-  for (int context = 0; context < request_.contexts; ++context) {
-    for (const Port& port : parts_.ports) {
-      Result<RcQp> one = create_queue(port, true);
-      if (!one) return one.error();
-      set_->flush_work_ = std::min(set_->flush_work_, one->send_wr);
-      set_->flush_qps_.push_back(std::move(one->qp));
-    }
+  for (const Port& port : parts_.ports) {
+    Result<RcQp> one = create_queue(port, true);
+    if (!one) return one.error();
+    set_->flush_work_ = std::min(set_->flush_work_, one->send_wr);
+    set_->flush_qps_.push_back(std::move(one->qp));
   }
   return {};
 }
@@ -364,11 +362,9 @@ Status ContextSetup::connect_flush_queues() {
   for (std::uint32_t index = 0; index < parts_.ports.size(); ++index) {
     const Port& port = parts_.ports[index];
     if (unusable_[index] != nullptr) continue;
-    for (std::uint32_t context = 0; context < set_->contexts(); ++context) {
-      const LaneQp flush{set_->flush_qp(context, index), own, index, context, true};
-      const Status connected = connect_lane_qp(*set_, parts_.config, flush, port, nullptr, {set_->psn_, set_->psn_});
-      if (!connected) return connected.error();
-    }
+    const LaneQp flush{set_->flush_qp(index), own, index, 0, true};
+    const Status connected = connect_lane_qp(*set_, parts_.config, flush, port, nullptr, {set_->psn_, set_->psn_});
+    if (!connected) return connected.error();
   }
   return {};
 }

@@ -11,8 +11,8 @@ std::vector<LaneQp> lane_qps(const ContextSet& set, std::uint32_t peer, std::uin
   std::vector<LaneQp> qps;
   for (std::uint32_t context = 0; context < set.contexts(); ++context) {
     qps.push_back({set.queue_at(context, peer).qp_of(lane), peer, lane, context});
-    if (set.is_own(peer)) qps.push_back({set.flush_qp(context, lane), peer, lane, context, true});
   }
+  if (set.is_own(peer)) qps.push_back({set.flush_qp(lane), peer, lane, 0, true});
   return qps;
 }
 

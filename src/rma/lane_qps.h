@@ -1,4 +1,4 @@
-// The QPs of one lane to one rank, or to oneself: one for each context, and to oneself also those of flushes.
+// The QPs of one lane to one rank, or to oneself: one for each context, and to oneself also that of flushes.
 #pragma once
 
 #include <cstdint>
