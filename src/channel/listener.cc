@@ -28,8 +28,8 @@ constexpr std::size_t kMaxRemoved = 4096;
 }  // namespace
 
 Listener::Listener(const sockaddr_storage& address, std::span<const SocketInterface> interfaces,
-                   std::vector<std::uint8_t> psk)
-    : psk_(std::move(psk)) {
+                   const wire::KeyPair& own, std::span<const std::uint8_t> psk)
+    : keys_(own, psk) {
   sockets_.push_back({address, {}});
   for (const SocketInterface& further : interfaces.subspan(std::min<std::size_t>(interfaces.size(), 1))) {
     if (sockets_.size() < wire::kMaxAddresses) sockets_.push_back({further.address, {}});
@@ -73,7 +73,7 @@ Result<sockaddr_storage> Listener::add(const wire::Secret& secret, int arrival) 
   const MutexLock lock(mutex_);
   if (const Status opened = open(); !opened) return opened.error();
   Listen& added = listens_[wire::listen_id(secret)];
-  added.key = hello_key(secret);
+  added.key = keys_.hello_key(secret);
   added.arrival = arrival;
   return sockets_.front().address;
 }

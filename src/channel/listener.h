@@ -27,6 +27,7 @@
 #include "base/socket_interface.h"
 #include "base/unique_fd.h"
 #include "channel/incoming_message.h"
+#include "channel/key_exchange.h"
 #include "runtime/event_loop.h"
 #include "wire/authentication.h"
 #include "wire/handshake.h"
@@ -49,14 +50,14 @@ class Listener {
   // `address`, with port 0, is for connect requests; those of `interfaces` but the first, which has `address`, are only
   // for side channels that are made again. At most wire::kMaxAddresses are used. The sockets are open while there are
   // listens, connections or holders. The first uses the same port each time, and the others its port, if it is free.
-  // `psk`: as in wire::hello_key().
+  // `own`, `psk`: as in KeyExchange; without `own` no peer accepts a hello.
   explicit Listener(const sockaddr_storage& address, std::span<const SocketInterface> interfaces = {},
-                    std::vector<std::uint8_t> psk = {});
+                    const wire::KeyPair& own = {}, std::span<const std::uint8_t> psk = {});
   Listener(const Listener&) = delete;
   Listener& operator=(const Listener&) = delete;
 
-  // For the MACs of hellos, to this process and from it.
-  wire::Key hello_key(const wire::Secret& secret) const { return wire::hello_key(secret, psk_); }
+  // What hellos to this process and from it need.
+  KeyExchange& keys() { return keys_; }
 
   // Returns the address for the peers' connects. `arrival`, if it is not -1, is an eventfd that is written when there
   // is a connect request, because another thread may have read its hello.
@@ -156,7 +157,7 @@ class Listener {
   void reject_version(const UniqueFd& socket, std::uint16_t version) VERBATIM_REQUIRES(mutex_);
   void reject_mac(const UniqueFd& socket) VERBATIM_REQUIRES(mutex_);
 
-  const std::vector<std::uint8_t> psk_;
+  KeyExchange keys_;
   Mutex mutex_;
   std::vector<Socket> sockets_ VERBATIM_GUARDED_BY(mutex_);  // the first is the one for connect requests
   std::size_t holders_ VERBATIM_GUARDED_BY(mutex_) = 0;

@@ -41,7 +41,9 @@ Handshake::Handshake(const Config& config, const ProcessParts& process, const Pe
     const std::uint32_t peer = (rank_ + distance) % ranks();
     peers_[distance - 1].rank = peer;
     if (distance > connects()) continue;
-    dialled_.push_back({.rank = peer, .dial = Dial(handles_[peer].address, process_.side_channel, deadline_ns_)});
+    dialled_.push_back({.rank = peer,
+                        .key = listen.listener.keys().hello_key(handles[peer].secret),
+                        .dial = Dial(handles_[peer].address, process_.side_channel, deadline_ns_)});
   }
 }
 
@@ -63,11 +65,12 @@ Result<std::vector<PeerRank>> Handshake::run() {
 }
 
 Status Handshake::dial() {
+  KeyExchange& keys = listen_.listener.keys();
   for (auto next = dialled_.begin(); next != dialled_.end();) {
     const auto dialled = next++;
     if (!dialled->ready) continue;
     const wire::Secret& secret = handles_[dialled->rank].secret;
-    const wire::Key key = listen_.listener.hello_key(secret);
+    const wire::Key& key = dialled->key;
     const Result<bool> replied = dialled->dial.advance([&] {
       dialled->attempt = listen_.attempt++;
       const wire::RmaHello own = hello(wire::listen_id(secret), dialled->attempt);
@@ -81,7 +84,7 @@ Status Handshake::dial() {
     const std::optional<wire::RmaHello> welcome = is_known ? read(dialled->dial.reply()) : std::nullopt;
     const std::optional<wire::Key> session =
         welcome && welcome->rank == dialled->rank
-            ? wire::session_key(key, listen_.keys, welcome->key, dialled->hello_mac, dialled->dial.reply().mac())
+            ? keys.session_key(key, welcome->key, dialled->hello_mac, dialled->dial.reply().mac())
             : std::nullopt;
     if (!session) return log_failure(*dialled, {ErrorKind::kRemote, EPROTO, "handshake"});
     add_peer(*welcome, dialled->dial.take_socket(),
@@ -105,11 +108,11 @@ Status Handshake::accept() {
              "rank " + std::to_string(rank_) + " of " + std::to_string(ranks()) + " does not expect it");
       continue;
     }
-    const wire::Key key = listen_.listener.hello_key(listen_.handle.secret);
+    const wire::Key key = listen_.listener.keys().hello_key(listen_.handle.secret);
     std::vector<std::uint8_t> welcome = wire::with_mac(
         wire::encode_rma_hello(wire::MessageType::kAccept, hello(listen_.id, peer->attempt)), key, request.hello.mac());
     const std::optional<wire::Key> session =
-        wire::session_key(key, listen_.keys, peer->key, request.hello.mac(), wire::mac_of(welcome));
+        listen_.listener.keys().session_key(key, peer->key, request.hello.mac(), wire::mac_of(welcome));
     if (!session) continue;
     accepted_.push_back({std::move(*peer), std::move(request.socket), OutgoingMessage(std::move(welcome)), *session});
   }
@@ -135,7 +138,7 @@ std::optional<wire::RmaHello> Handshake::read(const IncomingMessage& message) co
 wire::RmaHello Handshake::hello(const wire::ListenId& listen, std::uint64_t attempt) const {
   return {.listen = listen,
           .attempt = attempt,
-          .key = listen_.keys.sent,
+          .key = listen_.listener.keys().sent(),
           .ranks = ranks(),
           .rank = rank_,
           .pid = static_cast<std::uint32_t>(::getpid()),

@@ -55,6 +55,7 @@ class Handshake {
   // To a rank to which this one connects.
   struct Dialled {
     std::uint32_t rank = 0;
+    wire::Key key{};  // of the hellos
     Dial dial;
     std::uint64_t attempt = 0;  // of its last hello
     wire::Mac hello_mac = {};   // likewise

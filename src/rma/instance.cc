@@ -153,9 +153,7 @@ Result<ListenComm*> Instance::listen(std::size_t device, std::span<std::uint8_t,
   auto made = std::make_unique<ListenComm>(*this, process_.listener, port);
   Status filled = fill_random(std::as_writable_bytes(std::span(made->handle.secret)));
   if (filled) filled = fill_random(std::as_writable_bytes(std::span(&made->attempt, 1)));
-  const Result<wire::KeyPair> keys = filled ? wire::make_key_pair() : Result<wire::KeyPair>(filled.error());
-  if (!keys) return log_listen_failure(keys.error());
-  made->keys = *keys;
+  if (!filled) return log_listen_failure(filled.error());
   made->id = wire::listen_id(made->handle.secret);
   made->arrival = UniqueFd(::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC));
   const Result<sockaddr_storage> address = process_.listener.add(made->handle.secret, made->arrival.get());

@@ -6,7 +6,6 @@
 #include "base/unique_fd.h"
 #include "channel/listener.h"
 #include "verbs/port.h"
-#include "wire/authentication.h"
 #include "wire/handle.h"
 
 namespace verbatim::rma {
@@ -25,7 +24,6 @@ struct ListenComm {
   const Port* const port;
   wire::Handle handle;
   wire::ListenId id;
-  wire::KeyPair keys;
   std::uint64_t attempt = 0;  // a random number: of the next hello
   UniqueFd arrival;           // an eventfd: a rank has connected
 };

@@ -60,13 +60,14 @@ Key hello_key(const Secret& secret, std::span<const std::uint8_t> psk) {
   return hash<sizeof(Key)>(secret, Purpose::kHello, {psk});
 }
 
-std::optional<Key> session_key(const Key& key, const KeyPair& own, const PublicKey& peers, const Mac& hello,
-                               const Mac& reply) {
+std::optional<Key> shared_key(const KeyPair& own, const PublicKey& peers) {
   Key shared;
   if (crypto_scalarmult_curve25519(shared.data(), own.own.data(), peers.data()) != 0) return std::nullopt;
-  const Key made = hash<sizeof(Key)>(key, Purpose::kSession, {shared, hello, reply});
-  ::sodium_memzero(shared.data(), shared.size());
-  return made;
+  return shared;
+}
+
+Key session_key(const Key& hellos, const Key& shared, const Mac& hello, const Mac& reply) {
+  return hash<sizeof(Key)>(hellos, Purpose::kSession, {shared, hello, reply});
 }
 
 MessageContext message_context(std::uint64_t sender, std::uint64_t sequence) {

@@ -1,10 +1,12 @@
 // How the two ends of a connection prove to each other that they know the secret of a listen, without sending it. A
 // hello names the listen by a hash of its secret, and ends with a MAC, whose key follows from the secret. The MAC of
-// the reply includes that of the hello: a recorded reply fits no other hello. Each hello has a public key, for messages
-// one that its sender has made for this connection, for RMA one of its listen. These keys and the two MACs make the
+// the reply includes that of the hello: a recorded reply fits no other hello. Each hello has the public key of its
+// process. The private key of one end and the public key of the other, the key of the hellos and their MACs make the
 // session key, which kReady and kResume show: a process that sends a recorded hello cannot do so. What crosses the
-// network is not enough to compute that key, also for a process that learns the secret later. From it follows a key for
-// each TCP connection of the side channel: the MACs of the messages there show the sender and their order.
+// network is not enough to compute the session key, also for a process that learns the secret later, and no two
+// connections have the same one: each hello has another attempt number, and a listen accepts a hello once. From the
+// session key follows a key for each TCP connection of the side channel: the MACs of the messages there show the sender
+// and their order.
 //
 // X25519 (RFC 7748) and BLAKE2b with a key (RFC 7693), of libsodium.
 #pragma once
@@ -39,9 +41,10 @@ Result<KeyPair> make_key_pair();
 ListenId listen_id(const Secret& secret);
 // For the MACs of the hellos. `psk`: the key that the operator gives to all hosts; empty: none.
 Key hello_key(const Secret& secret, std::span<const std::uint8_t> psk = {});
-// `key`: that of the hellos. `hello`, `reply`: their MACs. nullopt: the peer's public key is of low order.
-std::optional<Key> session_key(const Key& key, const KeyPair& own, const PublicKey& peers, const Mac& hello,
-                               const Mac& reply);
+// What only the two processes can compute. nullopt: the peer's public key is of low order.
+std::optional<Key> shared_key(const KeyPair& own, const PublicKey& peers);
+// `hello`, `reply`: their MACs.
+Key session_key(const Key& hellos, const Key& shared, const Mac& hello, const Mac& reply);
 // For the messages on one TCP connection of a side channel. `dialer`: the end that has made it, 1 or 0 as in
 // ConnectionEnd::connecting. `number`: of its kResume; 0: it is that of the handshake.
 Key channel_key(const Key& session, std::uint64_t dialer, std::uint64_t number);

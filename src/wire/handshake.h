@@ -103,7 +103,7 @@ struct Hello {
   ListenId listen;
   // Random, one for each connect; a hello that repeats it is a replay. The accepting side replies with the same number.
   std::uint64_t attempt = 0;
-  PublicKey key{};  // of the sender, new for this connection
+  PublicKey key{};  // of the sender's process
   PeerIdentity identity;
   std::uint64_t control_address = 0;  // connecting side: its CTS ring; accepting side: its CompletionRecord
   std::uint32_t capabilities = 0;     // Capability bits

@@ -37,7 +37,7 @@ constexpr std::size_t kMaxRmaPorts = kMaxDevices;
 struct RmaHello {
   ListenId listen = {};       // of the accepting rank
   std::uint64_t attempt = 0;  // as in Hello
-  PublicKey key{};            // of the sender's listen
+  PublicKey key{};            // of the sender's process
   std::uint32_t ranks = 0;
   std::uint32_t rank = 0;               // of the sender
   std::uint32_t pid = 0;                // for log lines

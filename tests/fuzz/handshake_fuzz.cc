@@ -171,14 +171,14 @@ wire::Key send_ready(const UniqueFd& socket, const PeerMessage& message, const w
   if (!received || !*received || !reply.authenticate(key, wire::mac_of(message.bytes))) return {};
   const Result<wire::Hello> hello = wire::decode_hello(reply.body());
   require(!!hello, "a reply can be decoded");
-  const std::optional<wire::Key> session =
-      wire::session_key(key, keys(), hello->key, wire::mac_of(message.bytes), reply.mac());
-  require(session.has_value(), "a reply has a public key");
+  const std::optional<wire::Key> shared = wire::shared_key(keys(), hello->key);
+  require(shared.has_value(), "a reply has a public key");
+  const wire::Key session = wire::session_key(key, *shared, wire::mac_of(message.bytes), reply.mac());
   std::vector<std::uint8_t> ready = wire::encode_ready();
-  if (message.wrong_ready % 4 != 1) ready = wire::with_mac(std::move(ready), *session);
+  if (message.wrong_ready % 4 != 1) ready = wire::with_mac(std::move(ready), session);
   if (message.wrong_ready % 4 == 2) ready[message.wrong_ready / 4 % ready.size()] ^= 1;
   static_cast<void>(::send(socket.get(), ready.data(), ready.size(), MSG_NOSIGNAL));
-  return *session;
+  return session;
 }
 
 UniqueFd tcp_socket() {

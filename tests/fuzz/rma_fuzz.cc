@@ -323,9 +323,9 @@ class HostileRank {
   wire::Key session_of(std::span<const std::uint8_t> body, const wire::Mac& hello, const wire::Mac& reply) const {
     const Result<wire::RmaHello> peer = wire::decode_rma_hello(body);
     require(!!peer, "a hello can be decoded");
-    const std::optional<wire::Key> session = wire::session_key(key_, keys(), peer->key, hello, reply);
-    require(session.has_value(), "a hello has a public key");
-    return *session;
+    const std::optional<wire::Key> shared = wire::shared_key(keys(), peer->key);
+    require(shared.has_value(), "a hello has a public key");
+    return wire::session_key(key_, *shared, hello, reply);
   }
   void play(const UniqueFd& socket, const wire::Key& session) {
     const wire::Key key = wire::channel_key(session, 1 - rank_, 0);

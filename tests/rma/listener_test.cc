@@ -370,12 +370,13 @@ TEST_F(RmaListener, MessagesAboutLanesComeTooEarly_AreRefused) {
     ASSERT_TRUE(received && welcome.authenticate(key, wire::mac_of(hello)));
     const verbatim::Result<wire::RmaHello> peer = wire::decode_rma_hello(welcome.body());
     ASSERT_TRUE(peer);
-    const auto session = wire::session_key(key, *keys, peer->key, wire::mac_of(hello), welcome.mac());
-    ASSERT_TRUE(session);
+    const auto shared = wire::shared_key(*keys, peer->key);
+    ASSERT_TRUE(shared);
+    const wire::Key session = wire::session_key(key, *shared, wire::mac_of(hello), welcome.mac());
     std::uint64_t sequence = 0;
     const auto say = [&](const Bytes& message) {
       const wire::MessageContext context = wire::message_context(1, sequence++);
-      return send_all(socket, wire::with_mac(message, wire::channel_key(*session, 1, 0), context));
+      return send_all(socket, wire::with_mac(message, wire::channel_key(session, 1, 0), context));
     };
     EXPECT_TRUE(say(wire::encode_rma_exchange({.call = wire::RmaCall::kReady, .body = {1}})));
     const Bytes message = wire::encode_rma_lane({.set = 0, .psns = std::vector<std::uint32_t>(wire::kMaxRmaContexts)});

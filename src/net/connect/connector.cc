@@ -32,14 +32,13 @@ std::shared_ptr<EndpointReservation> reserve(const ConnectSettings& settings, co
 }  // namespace
 
 Connector::Connector(const ConnectSettings& settings, std::vector<const Port*> ports, const wire::Handle& handle,
-                     int traffic_class, std::uint64_t attempt, const wire::KeyPair& keys)
+                     int traffic_class, std::uint64_t attempt)
     : settings_(settings),
       ports_(std::move(ports)),
       handle_(handle),
       traffic_class_(traffic_class),
       attempt_(attempt),
-      keys_(keys),
-      key_(settings.listener.hello_key(handle.secret)),
+      key_(settings.listener.keys().hello_key(handle.secret)),
       deadline_ns_(monotonic_ns() + settings.comm.config.connect_timeout_s * kNanosecondsPerSecond),
       reservation_(reserve(settings, ports_, handle)),
       dial_(handle.address, settings.local_address, deadline_ns_),
@@ -89,7 +88,7 @@ Result<bool> Connector::take_endpoint(VerbBudget& budget) {
 wire::Hello Connector::make_hello() {
   wire::Hello hello = comm_->hello();
   hello.listen = wire::listen_id(handle_.secret);
-  hello.key = keys_.sent;
+  hello.key = settings_.listener.keys().sent();
   hello.identity = settings_.identity(*ports_.front());
   hello.traffic_class = static_cast<std::int16_t>(traffic_class_);
   hello.attempt = attempt_++;
@@ -109,7 +108,7 @@ Result<bool> Connector::dial() {
   if (!dial_.reply().authenticate(key_, hello_mac_)) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
   Result<wire::Hello> hello = wire::decode_hello(dial_.reply().body());
   if (!hello) return Error{ErrorKind::kRemote, EPROTO, hello.error().operation};
-  session_ = wire::session_key(key_, keys_, hello->key, hello_mac_, dial_.reply().mac());
+  session_ = settings_.listener.keys().session_key(key_, hello->key, hello_mac_, dial_.reply().mac());
   if (!session_) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
   remote_ = std::move(*hello);
   return true;

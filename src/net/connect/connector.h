@@ -24,9 +24,9 @@ namespace verbatim {
 class Connector {
  public:
   // Reserves the place of this connection in the QP order of the communicator. `attempt`: a random number, the attempt
-  // number of the first hello; each further hello has the next number. `keys`: made for this connection.
+  // number of the first hello; each further hello has the next number.
   Connector(const ConnectSettings& settings, std::vector<const Port*> ports, const wire::Handle& handle,
-            int traffic_class, std::uint64_t attempt, const wire::KeyPair& keys);
+            int traffic_class, std::uint64_t attempt);
 
   ~Connector();
   Connector(const Connector&) = delete;
@@ -56,7 +56,6 @@ class Connector {
   const wire::Handle handle_;
   const int traffic_class_;
   std::uint64_t attempt_;
-  const wire::KeyPair keys_;
   const wire::Key key_;  // of the hellos
   const std::uint64_t deadline_ns_;
   State state_ = State::kCreateQps;

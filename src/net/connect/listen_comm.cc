@@ -138,19 +138,17 @@ Result<bool> ListenComm::connect_qps(Handshake& handshake, VerbBudget& budget) c
   const int traffic_class = settings_.traffic_class >= 0 ? settings_.traffic_class : peer.traffic_class;
   const Result<bool> connected = handshake.comm->connect(peer, traffic_class, budget);
   if (!connected || !*connected) return connected;
-  const Result<wire::KeyPair> keys = wire::make_key_pair();
-  if (!keys) return keys.error();
+  KeyExchange& keys = settings_.listener.keys();
   wire::Hello hello = handshake.comm->hello();
   hello.listen = id_;
-  hello.key = keys->sent;
+  hello.key = keys.sent();
   hello.identity = handle_.listener;
   hello.attempt = peer.attempt;
   hello.addresses = settings_.listener.addresses(Listener::Use::kLook);
-  const wire::Key key = settings_.listener.hello_key(handle_.secret);
+  const wire::Key key = keys.hello_key(handle_.secret);
   std::vector<std::uint8_t> reply =
       wire::with_mac(wire::encode_hello(wire::MessageType::kAccept, hello), key, handshake.hello_mac);
-  const std::optional<wire::Key> session =
-      wire::session_key(key, *keys, peer.key, handshake.hello_mac, wire::mac_of(reply));
+  const std::optional<wire::Key> session = keys.session_key(key, peer.key, handshake.hello_mac, wire::mac_of(reply));
   if (!session) return Error{ErrorKind::kRemote, EPROTO, "handshake"};
   handshake.session = *session;
   handshake.accept_message = OutgoingMessage(std::move(reply));

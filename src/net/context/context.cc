@@ -34,8 +34,9 @@ struct ProcessState {
   const std::string host_name;
   const std::uint64_t host_id;
   const std::uint64_t process_id;
+  const wire::KeyPair keys;
   const std::vector<std::uint8_t> psk;
-  Listener listener{side_channel.address, interfaces, psk};
+  Listener listener{side_channel.address, interfaces, keys, psk};
   EndpointPools pools = {};  // of the contexts
   std::uint32_t contexts_made = 0;
   std::set<Context*> contexts = {};    // open
@@ -161,6 +162,8 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config, std::ve
   }
   const Result<std::uint64_t> process_id = random_id();
   if (!process_id) return process_id.error();
+  const Result<wire::KeyPair> keys = wire::make_key_pair();
+  if (!keys) return keys.error();
   VERBATIM_INFO("side channel on %s%s", to_string(*side_channel).c_str(),
                 psk.empty() ? "" : ", with VERBATIM_PSK_FILE");
   warn_of_loopback(*side_channel, config);
@@ -170,6 +173,7 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config, std::ve
                                                                 .host_name = host_name,
                                                                 .host_id = read_host_id(host_name),
                                                                 .process_id = *process_id,
+                                                                .keys = *keys,
                                                                 .psk = std::move(psk),
                                                                 .verbs = std::move(*verbs),
                                                                 .inventory = std::move(*inventory),
@@ -408,12 +412,10 @@ Result<SendComm*> Context::connect(std::size_t device, std::span<std::uint8_t, w
     }
     const Result<std::uint64_t> fresh = random_id();
     if (!fresh) return fresh.error();
-    const Result<wire::KeyPair> keys = wire::make_key_pair();
-    if (!keys) return keys.error();
     token = *fresh;
     std::unique_ptr<Connector> made =
         std::make_unique<Connector>(connect_settings_, std::move(*connect_ports), *handle,
-                                    traffic_class < 0 ? connect_settings_.traffic_class : traffic_class, token, *keys);
+                                    traffic_class < 0 ? connect_settings_.traffic_class : traffic_class, token);
     connector = made.get();
     const MutexLock lock(mutex_);
     connectors_.emplace(token, std::move(made));

@@ -72,7 +72,7 @@ class ConnectorTest : public ::testing::Test {
   const CommSettings comm_settings_{.config = config_, .host_name = host_name_};
   EndpointPools pools_;
   EndpointPool pool_{config_, pools_};
-  Listener listener_{ipv4("127.0.0.1")};
+  Listener listener_{ipv4("127.0.0.1"), {}, *wire::make_key_pair()};
   wire::Handle handle_;
 };
 
@@ -81,7 +81,7 @@ TEST_F(ConnectorTest, AddressOfInterfaceFails_ConnectsFromAnyAddress) {
   const LogCapture log;
   const sockaddr_storage removed = ipv4("203.0.113.7");
   const ConnectSettings settings{comm_settings_, pool_, listener_, removed, "eth7 203.0.113.7", {}, -1};
-  Connector connector(settings, {&port_}, handle_, -1, 1, {});
+  Connector connector(settings, {&port_}, handle_, -1, 1);
   const std::vector<ConnectRequest> requests = requests_of(connector, log);
   ASSERT_EQ(requests.size(), 1U) << "the hello has arrived";
   EXPECT_TRUE(log.warnings().empty());
@@ -93,9 +93,7 @@ TEST_F(ConnectorTest, ReplyToAnotherHello_Fails) {
   for (const bool has_secret : {true, false}) {
     const LogCapture log;
     const ConnectSettings settings{comm_settings_, pool_, listener_, ipv4("127.0.0.1"), "lo 127.0.0.1", {}, -1};
-    const Result<wire::KeyPair> keys = wire::make_key_pair();
-    ASSERT_TRUE(keys);
-    Connector connector(settings, {&port_}, handle_, -1, has_secret ? 1 : 100, *keys);
+    Connector connector(settings, {&port_}, handle_, -1, has_secret ? 1 : 100);
     const std::vector<ConnectRequest> requests = requests_of(connector, log);
     ASSERT_EQ(requests.size(), 1U);
     const Result<wire::Hello> hello = wire::decode_hello(requests.front().hello.body());
@@ -143,8 +141,7 @@ class UnresolvedAcceptTest : public ConnectorTest {
 
   void connect(std::size_t peers) {
     for (std::size_t i = 0; i < peers; ++i) {
-      peers_.push_back(std::make_unique<Connector>(settings_, std::vector<const Port*>{&port_}, handle_, -1, i,
-                                                   *wire::make_key_pair()));
+      peers_.push_back(std::make_unique<Connector>(settings_, std::vector<const Port*>{&port_}, handle_, -1, i));
     }
   }
   // Polls all until `condition` or an error of accept, which is returned.

@@ -18,34 +18,36 @@ KeyPair made() {
   return keys ? *keys : KeyPair{};
 }
 
-TEST(Authentication, SessionKey_IsTheSameAtBothEnds) {
-  const KeyPair connecting = made();
-  const KeyPair accepting = made();
-  const Key key = hello_key(kSecret);
-  const std::optional<Key> one = session_key(key, connecting, accepting.sent, Mac{1}, Mac{2});
-  ASSERT_TRUE(one);
-  EXPECT_EQ(one, session_key(key, accepting, connecting.sent, Mac{1}, Mac{2}));
+Key shared_by(const KeyPair& own, const KeyPair& peer) {
+  const std::optional<Key> shared = shared_key(own, peer.sent);
+  EXPECT_TRUE(shared);
+  return shared.value_or(Key{});
 }
 
-TEST(Authentication, SessionKey_DependsOnSecretKeysAndHellos) {
-  const KeyPair own = made();
-  const KeyPair peer = made();
-  const Key key = hello_key(kSecret);
-  const std::optional<Key> one = session_key(key, own, peer.sent, Mac{1}, Mac{2});
-  ASSERT_TRUE(one);
-  EXPECT_NE(one, session_key(hello_key(Secret{1, 2, 4}), own, peer.sent, Mac{1}, Mac{2}));
-  EXPECT_NE(one, session_key(key, made(), peer.sent, Mac{1}, Mac{2}));
-  EXPECT_NE(one, session_key(key, own, made().sent, Mac{1}, Mac{2}));
-  EXPECT_NE(one, session_key(key, own, peer.sent, Mac{3}, Mac{2}));
-  EXPECT_NE(one, session_key(key, own, peer.sent, Mac{1}, Mac{3}));
-  EXPECT_NE(one, session_key(key, own, peer.sent, Mac{2}, Mac{1}));
+TEST(Authentication, SharedKey_IsTheSameAtBothEndsAndThereOnly) {
+  const KeyPair connecting = made();
+  const KeyPair accepting = made();
+  const Key shared = shared_by(connecting, accepting);
+  EXPECT_EQ(shared, shared_by(accepting, connecting));
+  EXPECT_NE(shared, shared_by(made(), accepting));
+  EXPECT_NE(shared, shared_by(connecting, made()));
 }
 
 // All know what X25519 makes of such a key.
-TEST(Authentication, PublicKeyOfLowOrder_MakesNoSessionKey) {
-  for (const PublicKey& low : {PublicKey{}, PublicKey{1}}) {
-    EXPECT_FALSE(session_key(hello_key(kSecret), made(), low, Mac{1}, Mac{2}));
-  }
+TEST(Authentication, PublicKeyOfLowOrder_MakesNoSharedKey) {
+  for (const PublicKey& low : {PublicKey{}, PublicKey{1}}) EXPECT_FALSE(shared_key(made(), low));
+}
+
+TEST(Authentication, SessionKey_DependsOnSecretKeysAndHellos) {
+  const Key shared = shared_by(made(), made());
+  const Key key = hello_key(kSecret);
+  const Key one = session_key(key, shared, Mac{1}, Mac{2});
+  EXPECT_EQ(one, session_key(key, shared, Mac{1}, Mac{2}));
+  EXPECT_NE(one, session_key(hello_key(Secret{1, 2, 4}), shared, Mac{1}, Mac{2}));
+  EXPECT_NE(one, session_key(key, shared_by(made(), made()), Mac{1}, Mac{2}));
+  EXPECT_NE(one, session_key(key, shared, Mac{3}, Mac{2}));
+  EXPECT_NE(one, session_key(key, shared, Mac{1}, Mac{3}));
+  EXPECT_NE(one, session_key(key, shared, Mac{2}, Mac{1}));
 }
 
 TEST(Authentication, ChannelKey_IsAnotherForEachTcpConnection) {
