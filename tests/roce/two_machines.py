@@ -79,10 +79,17 @@ class Pair:
     def wait_for_output(self, text, *jobs):
         """`text`: also several, of which one is enough."""
         texts = (text,) if isinstance(text, str) else text
+        self.wait_until(lambda output: any(one in output for one in texts), text, *jobs)
+
+    def wait_for_times(self, text, times, *jobs):
+        self.wait_until(lambda output: output.count(text) >= times, f"{times} times {text}", *jobs)
+
+    @staticmethod
+    def wait_until(condition, what, *jobs):
         deadline = time.monotonic() + 120
-        while not all(any(one in job.output() for one in texts) for job in jobs):
+        while not all(condition(job.output()) for job in jobs):
             is_possible = time.monotonic() < deadline and all(job.machine.is_running() for job in jobs)
-            expect(is_possible, f"no output '{text}':\n" + "\n".join(job.output() for job in jobs))
+            expect(is_possible, f"no output '{what}':\n" + "\n".join(job.output() for job in jobs))
             time.sleep(0.5)  # reading the counters takes an emulated processor a while
 
     def expect_no_resources(self, machine):
@@ -209,6 +216,16 @@ def lossy_links(pair):
     pair.on_both(command.format("add", "netem delay 2ms reorder 75% 50% loss 1%"))
     yield
     pair.on_both(command.format("del", ""))
+
+
+@contextlib.contextmanager
+def late_side_channel(pair):
+    """Packets of the second link take 0.2 to 1 s, and 3 % of them are lost, in both directions."""
+    pair.on_both("tc qdisc add dev eth1 root netem delay 600ms 400ms loss 3%")
+    try:
+        yield
+    finally:
+        pair.on_both("tc qdisc del dev eth1 root", check=False)
 
 
 def check_loss(pair):
@@ -554,6 +571,24 @@ def check_side_channel(pair):
         ended = "its process was killed or crashed, or its host failed|the process on b ended or closed the connection first"
         expect_log_line(sender, f"({ended})" + both_nics("a", "b"))
         receiver.wait()
+
+    @pair.report.case("side channel late by up to a second, with losses, and reset twice: data goes on, it is back each time")
+    def _():
+        with late_side_channel(pair):
+            jobs = pair.peers("--messages", "0", settings=keepalive)
+            pair.wait_for_output("data flows", *jobs)
+            expect_data_flows(pair)
+            for job in jobs:
+                expect("no message from" not in job.output() and " is down" not in job.output(), job.output())
+            for _ in range(2):
+                before = [job.output().count("is back after") for job in jobs]
+                succeed(pair.b.start("ss -K -tn dst 10.77.1.1"))
+                expect_data_flows(pair)
+                for job, times in zip(jobs, before):
+                    pair.wait_for_times("is back after", times + 1, job)
+        succeed(pair.b.start("pkill -KILL roce-peer"))
+        pair.report.note(expect_error(jobs[0], RETRY_DEADLINE_S))
+        jobs[1].wait()
 
     @pair.report.case("side channel cut for twice the keepalive's time: data goes on, nothing is reported")
     def _():
