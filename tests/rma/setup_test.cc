@@ -1,7 +1,9 @@
 // How the set-up of RMA grows with the number of ranks: TCP connections and QPs of a rank and, as a benchmark, time,
 // processor time and memory. Beside it a set-up that makes one connection after the other, with a barrier behind each,
 // as NCCL's own transport does (src/transport/net_ib/gin.cc of 2.30.7): with the connections for messages of the same
-// plugin. All ranks are threads of this process.
+// plugin. Another benchmark makes all of a rank's connections for messages at once. All ranks are threads of this
+// process, which computes X25519 once for all of them: ranks in processes of their own need some 40 us more for each
+// other one.
 #include <malloc.h>
 #include <unistd.h>
 
@@ -34,14 +36,18 @@ double processor_ms() {
   return static_cast<double>(time.tv_sec) * 1e3 + static_cast<double>(time.tv_nsec) / 1e6;
 }
 
-std::size_t open_sockets() {
-  std::size_t sockets = 0;
+// Those whose target begins so.
+std::size_t open_descriptors(const char* target) {
+  std::size_t descriptors = 0;
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     std::error_code error;
-    const std::string target = std::filesystem::read_symlink(entry.path(), error).string();
-    sockets += target.starts_with("socket:") ? 1U : 0U;
+    descriptors += std::filesystem::read_symlink(entry.path(), error).string().starts_with(target) ? 1U : 0U;
   }
-  return sockets;
+  return descriptors;
+}
+
+std::size_t open_sockets() {
+  return open_descriptors("socket:");
 }
 
 std::size_t heap_bytes() {
@@ -53,7 +59,8 @@ std::size_t heap_bytes() {
 struct SetUpCost {
   double elapsed_ms = 0;
   double processor_ms = 0;
-  double connections = 0;  // these three: of a rank
+  double connections = 0;  // these four: of a rank
+  double descriptors = 0;
   double qps = 0;
   double kib = 0;
 };
@@ -231,6 +238,93 @@ SetUpCost set_up_one_by_one(netapi::Plugin& net, int ranks, int contexts) {
   return result;
 }
 
+// Each rank makes so many connections to each other rank, all at once, and has as many from it.
+class AllAtOnce {
+ public:
+  AllAtOnce(netapi::Plugin& net, Rank& rank, int ranks, int connections) : net_(net) {
+    EXPECT_OK(net_.init(static_cast<std::uint64_t>(rank.number()), {}, &context_));
+    EXPECT_OK(net_.listen(context_, 0, rank.handle(rank.number()), &listen_));
+    rank.barrier();
+    for (int distance = 1; distance < ranks; ++distance) {
+      for (int number = 0; number < connections; ++number) {
+        sends_.emplace_back();
+        std::memcpy(sends_.back().handle, rank.handle(static_cast<int>(rank.next(distance))), nccl::kNetHandleMaxBytes);
+      }
+    }
+    receives_.resize(sends_.size());
+  }
+  ~AllAtOnce() {
+    for (const Send& send : sends_) {
+      EXPECT_OK(net_.close_send(send.comm));
+    }
+    for (void* const comm : receives_) {
+      EXPECT_OK(net_.close_recv(comm));
+    }
+    EXPECT_OK(net_.close_listen(listen_));
+    EXPECT_OK(net_.finalize(context_));
+  }
+
+  void run() {
+    std::size_t accepted = 0;
+    std::size_t connected = 0;
+    while (connected + accepted < 2 * sends_.size() && !::testing::Test::HasFailure()) {
+      const std::size_t before = connected + accepted;
+      for (Send& send : sends_) {
+        if (send.comm != nullptr) continue;
+        EXPECT_OK(net_.connect(context_, 0, send.handle, &send.comm));
+        connected += send.comm != nullptr ? 1U : 0U;
+      }
+      if (accepted != receives_.size()) {
+        EXPECT_OK(net_.accept(listen_, &receives_[accepted]));
+        accepted += receives_[accepted] != nullptr ? 1U : 0U;
+      }
+      if (connected + accepted == before) std::this_thread::yield();
+    }
+  }
+
+ private:
+  struct Send {
+    char handle[nccl::kNetHandleMaxBytes];
+    void* comm = nullptr;
+  };
+
+  netapi::Plugin& net_;
+  void* context_ = nullptr;
+  void* listen_ = nullptr;
+  std::vector<Send> sends_;
+  std::vector<void*> receives_;
+};
+
+SetUpCost set_up_at_once(netapi::Plugin& net, int ranks, int connections) {
+  SetUpCost result;
+  std::vector<RankTimes> times(static_cast<std::size_t>(ranks));
+  std::size_t heap = 0;
+  std::size_t sockets = 0;
+  std::size_t descriptors = 0;
+  Ranks all(ranks, 0);
+  all.run([&](Rank& rank) {
+    if (rank.number() == 0) {
+      heap = heap_bytes();
+      sockets = open_sockets();
+      descriptors = open_descriptors("");
+    }
+    rank.barrier();
+    AllAtOnce set_up(net, rank, ranks, connections);
+    const Stopwatch watch;
+    set_up.run();
+    times[static_cast<std::size_t>(rank.number())] = watch.read();
+    rank.barrier();
+    if (rank.number() == 0) {
+      result.connections = static_cast<double>(open_sockets() - sockets) / ranks;
+      result.descriptors = static_cast<double>(open_descriptors("") - descriptors) / ranks;
+      result.kib = static_cast<double>(heap_bytes() - heap) / 1024 / ranks;
+    }
+    rank.barrier();
+  });
+  add_times(result, times);
+  return result;
+}
+
 // The exponent of the power of the number of ranks with which the values grow: the slope of the logarithms.
 double growth(const std::vector<double>& ranks, const std::vector<double>& values) {
   double x = 0;
@@ -320,6 +414,28 @@ TEST_F(RmaSetUpBenchmark, Ranks) {
     // 1: it is proportional to the ranks, 2: a rank does something for each pair of them.
     verbatim::test::print_benchmark("processor time of a rank grows with the ranks, " + with_contexts, "(exponent)",
                                     exponents);
+  }
+}
+
+TEST_F(RmaSetUpBenchmark, ConnectionsForMessages) {
+  constexpr int kRounds = 3;
+  constexpr int kMostConnections = 16'000;
+  std::printf("# ranks connections | ms, ms of processor, sockets, descriptors, KiB a rank\n");
+  for (const int connections : {1, 8}) {
+    for (int count = 2; count <= kMostRanks; count *= 2) {
+      if (2 * connections * (count - 1) * count > kMostConnections) continue;
+      std::vector<double> processor;
+      SetUpCost cost;
+      for (int round = 0; round < kRounds; ++round) {
+        cost = set_up_at_once(*opened_.plugin, count, connections);
+        processor.push_back(cost.processor_ms);
+      }
+      std::printf("%7d %11d | %8.1f %8.2f %5.0f %5.0f %8.0f\n", count, connections, cost.elapsed_ms, cost.processor_ms,
+                  cost.connections, cost.descriptors, cost.kib);
+      verbatim::test::print_benchmark("processor time of a rank, " + std::to_string(count) + " ranks with " +
+                                          std::to_string(connections) + " connections each way",
+                                      "ms", processor);
+    }
   }
 }
 
