@@ -14,14 +14,21 @@
 #include <utility>
 
 #include "simulation/job_parts.h"
+#include "simulation/memory.h"
 
 namespace simulation {
 namespace {
 
 struct Lines {
-  std::vector<const char*> allowed;  // parts of warnings
-  std::vector<const char*> causes;   // parts of those that may name it as the cause of a call that fails
+  std::vector<const char*> allowed;      // parts of warnings
+  std::vector<const char*> causes;       // parts of those that may name it as the cause of a call that fails
+  std::vector<const char*> of_all = {};  // of memory: such parts also in a process to which none was refused
 };
+
+// Refused memory explains no line of another process.
+bool can_be_named(Fault fault) {
+  return fault != Fault::kMemory || has_refused_memory();
+}
 
 // When one end has failed, the others say so, or find that it has ended its connections, or that it does not listen.
 const std::vector<const char*>& consequences() {
@@ -72,9 +79,10 @@ const Lines& lines_of(Fault fault) {
       {{"the side channel with the peer ", " is down, the connection "}, {"Connection reset by peer"}},
       {{"the side channel with the peer ", " refuses a QP that was reset "}, {}},
       {{}, {}},
-      {{"no memory to leave a lane of RMA at rank "},
+      {{"no memory to leave a lane of RMA at rank ", ": no memory for a lane to "},
        {"out of memory", "Cannot allocate memory", "there is no memory to say how",
-        " ended without closing a connection that has outstanding operations"}},
+        "there is no memory to go on without the lane that failed"},
+       {" ended without closing a connection that has outstanding operations"}},
       // A listen of NCCL stays after an abort, so the peer connects to it and waits.
       {{}, {"its application makes no calls for this connection"}},
   }};
@@ -411,8 +419,9 @@ bool Faults::allow(std::string_view line) const {
   // An end that has failed cannot tell the other one over a TCP connection over which nothing arrives any more.
   const bool cannot_tell = kinds.contains(Fault::kUnanswered) && shared_counts().failed_processes != 0;
   if (cannot_tell && line.find(" is down, the connection waits for up to ") != std::string_view::npos) return true;
-  return explain(line) || std::any_of(kinds.begin(), kinds.end(),
-                                      [line](Fault fault) { return has_any(line, lines_of(fault).allowed); });
+  return explain(line) || std::any_of(kinds.begin(), kinds.end(), [line](Fault fault) {
+           return can_be_named(fault) && has_any(line, lines_of(fault).allowed);
+         });
 }
 
 bool Faults::has_aborted(std::size_t process) const {
@@ -443,8 +452,10 @@ bool Faults::explain(std::string_view line) const {
   if (may_leave_no_port() && line.find(": port is DOWN") != std::string_view::npos) return true;
   if (verb.name != nullptr && line.find(verb.name) != std::string_view::npos) return true;
   if (!may_end_job && !may_end_setup && !may_end_puts && !has_lost_any()) return false;
-  return has_any(line, consequences()) ||
-         std::any_of(kinds.begin(), kinds.end(), [line](Fault fault) { return has_any(line, lines_of(fault).causes); });
+  return has_any(line, consequences()) || std::any_of(kinds.begin(), kinds.end(), [line](Fault fault) {
+           const Lines& lines = lines_of(fault);
+           return has_any(line, lines.of_all) || (can_be_named(fault) && has_any(line, lines.causes));
+         });
 }
 
 std::string FaultCounts::describe(const FaultSet& kinds) const {

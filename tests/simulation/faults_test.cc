@@ -147,6 +147,18 @@ TEST(Faults, MemoryThatIsRefusedUnplanned_IsFound) {
       << captured.text;
 }
 
+TEST(Faults, LineOfRefusedMemory_IsAllowedOnlyWhereItWasRefused) {
+  std::uint64_t seed = 1;
+  Job job = draw_messages(seed, {Fault::kMemory});
+  job.faults.memory = {.process = 0, .nth = 1};
+  const CapturedRun captured = captured_run(plan_of(job, seed), 2, [&](std::size_t process) {
+    const bool before = job.faults.allow("RMA at rank 0: no memory for a lane to 1; it is tried again");
+    return run_job(job, process) && !before &&
+           job.faults.allow("RMA at rank 0: no memory for a lane to 1; it is tried again") == (process == 0);
+  });
+  EXPECT_TRUE(captured.result.passed) << captured.text;
+}
+
 TEST(Faults, PortThatDoesNotReturn_BothEndsFailWithTheCause) {
   std::uint64_t seed = 1;
   const Job job = draw_lost_port(seed);

@@ -53,7 +53,7 @@ void Connection::receive() {
   void* listen_comm = nullptr;
   bool ok =
       end.call("table listen", [&] { return net_.listen(context_, device_, handle_.bytes.data(), &listen_comm); });
-  handle_.is_there = true;
+  handle_.is_there = ok;
   note_progress();
   while (ok && end.comm == nullptr && !handle_.is_given_up && !has_lost_process()) {
     ok = end.call("table accept", [&] { return net_.accept(listen_comm, &end.comm); });
