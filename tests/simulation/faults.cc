@@ -62,6 +62,22 @@ const Lines& lines_of(Fault fault) {
       ": the link is down (port error); ",
       ": the link is up again after ",
   };
+  std::vector<const char*> of_gids = of_lanes;
+  of_gids.emplace_back(" (GID table change); ");
+  // A GID has gone that was read: the device refuses it, or nothing arrives. Or a link-local one was all that was left.
+  static const std::vector<const char*> of_addresses = {
+      "ibv_modify_qp to RTR: Invalid argument",
+      " for flushes of GPU memory failed with Invalid argument",
+      " is no longer ::ffff:",
+      ": never worked: the link of ",
+      ": never worked: the two NICs cannot reach each other: GID, ",
+      "one end has an IPv4 GID, the other an IPv6 GID",
+      "one end uses RoCE v1, the other RoCE v2",
+      ": its link is down",
+      " does not exist any more, and the port has no other usable GID",
+      ", set by VERBATIM_GID_INDEX, is empty or does not exist; ",
+      " does not say which signals it has executed ",  // its port could not be tested
+  };
   // The other end of a connection that is made may have given it up: then its QPs are gone.
   static const std::vector<const char*> of_tcp = {"the side channel with the peer ", "no message from the peer ",
                                                   "stalled for ", " is down, the connection goes on over "};
@@ -79,12 +95,14 @@ const Lines& lines_of(Fault fault) {
       {{"the side channel with the peer ", " is down, the connection "}, {"Connection reset by peer"}},
       {{"the side channel with the peer ", " refuses a QP that was reset "}, {}},
       {{}, {}},
-      {{"no memory to leave a lane of RMA at rank ", ": no memory for a lane to "},
+      {{"no memory to leave a lane of RMA at rank ", ": no memory for a lane to ",
+        "there is no memory for the QPs of a lane that is down", "no memory to describe the stall with "},
        {"out of memory", "Cannot allocate memory", "there is no memory to say how",
         "there is no memory to go on without the lane that failed"},
        {" ended without closing a connection that has outstanding operations"}},
       // A listen of NCCL stays after an abort, so the peer connects to it and waits.
       {{}, {"its application makes no calls for this connection"}},
+      {of_gids, of_addresses},
   }};
   return all[static_cast<std::size_t>(fault)];
 }
@@ -165,9 +183,50 @@ void draw_outages(Draw& draw, const JobPorts& job, Events& events, Faults& fault
     }
     if (!returns) faults.reconnect_s = reconnect_s;
   }
-  const bool goes_on = long_ones.empty() || (long_ones.size() == 1 && short_ones == 0 && job.have_lanes &&
-                                             ports[long_ones.begin()->first] > 1);
+  const bool others_work = short_ones == 0 && !faults.kinds.contains(Fault::kGid);
+  const bool goes_on = long_ones.empty() ||
+                       (long_ones.size() == 1 && others_work && job.have_lanes && ports[long_ones.begin()->first] > 1);
   faults.may_end_job = faults.may_end_job || !goes_on;
+}
+
+// One to three times a port loses the addresses of its interface, which its GIDs 2 and 3 are, for up to 5 s, or gets
+// another one in their place. In half of the cases its link goes down first, shorter than a QP tries. In half of the
+// runs the job goes on when lanes may have come back.
+void draw_gid_changes(Draw& draw, const JobPorts& job, Events& events, Faults& faults) {
+  constexpr std::size_t kEntries = 6;  // of addresses, from 2 on
+  std::set<std::pair<std::size_t, std::size_t>> changed;
+  faults.names_gid = draw.one_in(2);  // then there is only that address, at any index
+  const bool waits = draw.one_in(2);
+  Time last = 0;
+  for (std::size_t left = 1 + draw.below(3); left > 0; --left) {
+    const std::size_t process = draw.below(job.ports.size());
+    const std::size_t port = draw.below(job.ports[process]);
+    const bool has_outage = draw.one_in(2);
+    const Time begin = draw_time(draw, 100 * kMicrosecond, 300 * kMillisecond);
+    const Time outage = draw_time(draw, 100 * kMicrosecond, retry_time(faults.timeout) / 4);
+    const Time absence = draw.one_in(3) ? 0 : draw_time(draw, kMillisecond, 5 * kSecond);
+    const std::size_t index = 2 + draw.below(kEntries);
+    const bool is_another = draw.one_in(3) && !faults.names_gid;
+    const std::string address = (is_another ? "10.78." : "10.77.") + std::to_string(port) + ".1";
+    last = std::max(last, begin + (has_outage ? outage : absence));
+    // A clause has the indices that the port has had from the begin on.
+    if (!events.takes_next() || !changed.insert({process, port}).second) continue;
+    const std::string device = "device=" + std::to_string(port);
+    std::string& clauses = faults.clauses[process];
+    if (has_outage) {
+      faults.renumbers_gids = true;
+      add(clauses, "link-down " + device + " at=" + in_us(begin) + " for=" + in_us(outage));
+      continue;
+    }
+    for (const unsigned old : {2U, 3U}) {
+      add(clauses, "gid " + device + " index=" + std::to_string(old) + " address=none at=" + in_us(begin));
+    }
+    for (const unsigned version : {1U, 2U}) {
+      add(clauses, "gid " + device + " index=" + std::to_string(2 + (index - 3 + version) % kEntries) + " address=" +
+                       address + " type=rocev" + std::to_string(version) + " at=" + in_us(begin + absence));
+    }
+  }
+  if (waits) faults.second_half_at = last + draw_time(draw, 200 * kMillisecond, 4 * kSecond);
 }
 
 // Connections are counted in the order in which they are made.
@@ -318,16 +377,22 @@ void draw_fault(Draw& draw, Fault fault, const JobPorts& job, Events& events, Fa
     case Fault::kAbort:
       draw_aborts(draw, events, faults);
       break;
+    case Fault::kGid:
+      draw_gid_changes(draw, job, events, faults);
+      break;
   }
 }
 
-FaultSet draw_set(Draw& draw) {
+FaultSet draw_set(Draw& draw, std::uint64_t seed) {
   FaultSet drawn;
   if (draw.one_in(4)) return drawn;
-  drawn.insert(static_cast<Fault>(draw.below(kFaultNames.size())));
-  for (std::size_t i = 0; i < kFaultNames.size(); ++i) {
+  constexpr auto kBeforeGid = static_cast<std::size_t>(Fault::kGid);
+  drawn.insert(static_cast<Fault>(draw.below(kBeforeGid)));
+  for (std::size_t i = 0; i < kBeforeGid; ++i) {
     if (draw.one_in(8)) drawn.insert(static_cast<Fault>(i));
   }
+  // From numbers of its own: the seeds without it are what they were before there was this fault.
+  if (Draw(seed ^ 0x61d).one_in(6)) drawn.insert(Fault::kGid);
   return drawn;
 }
 
@@ -390,7 +455,7 @@ std::string describe(const ChosenFaults& faults) {
 Faults draw_faults(std::uint64_t seed, const JobPorts& job, const std::optional<ChosenFaults>& list) {
   Draw chooser(seed ^ 0x5eed'fa17);  // the job is the same without faults
   Faults faults;
-  const ChosenFaults chosen = list.value_or(ChosenFaults{.kinds = draw_set(chooser)});
+  const ChosenFaults chosen = list.value_or(ChosenFaults{.kinds = draw_set(chooser, seed)});
   faults.kinds = chosen.kinds;
   faults.clauses.resize(job.ports.size());
   if (faults.kinds.empty()) return faults;
@@ -403,7 +468,14 @@ Faults draw_faults(std::uint64_t seed, const JobPorts& job, const std::optional<
   const bool has_tcp_faults = faults.tcp.break_count + faults.tcp.outage_count != 0;
   if (has_tcp_faults) faults.tcp.interfaces = 1 + chooser.below(kInterfaces);
   // Without TCP the ends cannot agree about a lane.
-  if (faults.may_end_setup && faults.kinds.contains(Fault::kPort)) faults.may_end_job = true;
+  const bool loses_lanes = faults.kinds.contains(Fault::kPort) || faults.kinds.contains(Fault::kGid);
+  if (faults.may_end_setup && loses_lanes) faults.may_end_job = true;
+  // The ends give each other addresses that may go before the first message.
+  if (faults.kinds.contains(Fault::kGid)) {
+    faults.may_end_setup = true;
+    const bool has_only_lane = std::find(job.ports.begin(), job.ports.end(), 1U) != job.ports.end();
+    faults.may_end_puts = faults.may_end_puts || has_only_lane;  // which does not come back
+  }
   return faults;
 }
 
@@ -490,6 +562,7 @@ void count_fault(Fault fault) {
 
 void count_faults_in(std::string_view line) {
   if (line.find(": the link is down (port error)") != std::string_view::npos) count_fault(Fault::kPort);
+  if (has_any(line, {" (GID table change); ", ": the GID table has changed, "})) count_fault(Fault::kGid);
 }
 
 void count_done() {

@@ -29,9 +29,10 @@ enum class Fault : std::size_t {
   kHang,        // a call of a verb takes seconds
   kMemory,      // a call of the plugin for memory is refused
   kAbort,       // the application of a process closes all that it has, as ncclCommAbort does
+  kGid,         // the GID table of a port changes, with its link or without
 };
-constexpr std::array kFaultNames = {"loss", "late",  "port", "reset", "unanswered", "refused",
-                                    "cut",  "death", "verb", "hang",  "memory",     "abort"};
+constexpr std::array kFaultNames = {"loss",  "late", "port", "reset",  "unanswered", "refused", "cut",
+                                    "death", "verb", "hang", "memory", "abort",      "gid"};
 // A process ends early, and all else works.
 constexpr bool is_of_process(Fault fault) {
   return fault == Fault::kDeath || fault == Fault::kAbort;
@@ -57,9 +58,12 @@ struct Faults {
   FaultSet kinds;
   std::map<Fault, std::size_t> events;  // how many were drawn
   std::vector<std::string> clauses;     // of SOFTVERBS_FAULTS, by process
+  bool renumbers_gids = false;          // SOFTVERBS_GID_TABLE: a link that returns has its GIDs at other indices
+  bool names_gid = false;               // VERBATIM_GID_INDEX: 3, which may be empty then
   unsigned timeout = 0;                 // VERBATIM_TIMEOUT; 0: the default
   unsigned reconnect_s = 0;             // VERBATIM_RECONNECT_S; 0: the default
   unsigned keepalive_s = 0;             // VERBATIM_KEEPALIVE_S; 0: the default
+  Time second_half_at = 0;              // when the second half of what a job exchanges begins, at the earliest
   TcpFaults tcp;
   std::array<std::uint64_t, kMostProcessesThatDie> dies_at{};  // as Plan has it
   // When the application of a process goes on to close all: at a time, or when so many of its messages, puts, signals
@@ -96,7 +100,9 @@ struct Faults {
   }
   bool has_lost_any() const;
   // At the begin of a process.
-  bool may_leave_no_port() const { return kinds.contains(Fault::kPort); }
+  bool may_leave_no_port() const { return kinds.contains(Fault::kPort) || kinds.contains(Fault::kGid); }
+  // Then what is connected may find that its addresses have gone, until it has worked.
+  bool may_change_gids() const { return kinds.contains(Fault::kGid); }
   // Of a warning of the plugin.
   bool allow(std::string_view line) const;
   bool explain(std::string_view line) const;  // as the cause of a call that fails

@@ -182,6 +182,54 @@ TEST(Faults, PortThatIsDownAtTheBegin_IsNamed) {
   EXPECT_NE(unexplained.text.find("table init returned invalid usage"), std::string::npos) << unexplained.text;
 }
 
+// The GIDs of the receiver move or go for ever, before messages or among them.
+Job draw_gid_changes(std::uint64_t& seed, const std::string& when, bool moves) {
+  Job job = draw_messages(seed, {Fault::kGid});
+  job.connections.resize(1);
+  job.connections.front().receives_in_gpu_memory = false;
+  const auto entry = [&](const char* index, const char* address, const char* type) {
+    return std::string("gid device=0 index=") + index + " address=" + address + " type=" + type + " " + when;
+  };
+  std::string clauses = entry("2", "none", "rocev1") + "; " + entry("3", "none", "rocev2");
+  if (moves) clauses += "; " + entry("6", "10.77.0.1", "rocev1") + "; " + entry("7", "10.77.0.1", "rocev2");
+  job.faults.clauses.assign(2, "");
+  job.faults.clauses[job.connections.front().receiver] = clauses;
+  job.faults.renumbers_gids = false;
+  return job;
+}
+
+TEST(Faults, GidsOfAConnectionThatHasWorked_MayMoveOrGo) {
+  for (const bool moves : {false, true}) {
+    std::uint64_t seed = 1;
+    const Job job = draw_gid_changes(seed, "after=5", moves);
+    const CapturedRun captured = run_with(job, seed);
+    EXPECT_TRUE(captured.result.passed) << captured.text;
+    EXPECT_EQ(fault_counts().failed_processes, 0U);
+    EXPECT_GE(fault_counts().happened[static_cast<std::size_t>(Fault::kGid)], 2U);
+  }
+}
+
+TEST(Faults, GidsThatHaveGoneInTheSetUp_EndItWithTheCause) {
+  std::uint64_t failed = 0;
+  for (Time at = 50 * kMicrosecond; at < 5 * kMillisecond; at += at / 2) {
+    std::uint64_t seed = 1;
+    const Job job = draw_gid_changes(seed, "at=" + std::to_string(at / kMicrosecond) + "us", false);
+    const CapturedRun captured = run_with(job, seed);
+    EXPECT_TRUE(captured.result.passed) << captured.text;
+    failed += fault_counts().failed_processes;
+  }
+  EXPECT_NE(failed, 0U);
+}
+
+TEST(Faults, GidChangeThatWasNotPlanned_IsFound) {
+  std::uint64_t seed = 1;
+  Job job = draw_gid_changes(seed, "after=5", true);
+  job.faults.kinds = {Fault::kLoss};
+  const CapturedRun captured = run_with(job, seed);
+  EXPECT_FALSE(captured.result.passed);
+  EXPECT_NE(captured.text.find(" (GID table change); "), std::string::npos) << captured.text;
+}
+
 // The connection of a job is reset after this time. How many processes have failed calls, with the cause in the log.
 std::uint64_t reset_after(Time time, std::uint64_t seed) {
   Job job = draw_messages(seed, {Fault::kReset});

@@ -252,6 +252,8 @@ void set_environment(std::uint64_t seed, Job& job) {
   set("VERBATIM_QPS_PER_CONNECTION", seed % 2 == 0 ? "1" : "2");
   set("VERBATIM_COMPLETION", seed % 3 == 0 ? "atomic" : "imm");
   set("SOFTVERBS_ATOMICS", job.uses_merged ? "glob" : "hca");  // one word, several devices
+  if (job.faults.renumbers_gids) set("SOFTVERBS_GID_TABLE", "renumbered");
+  if (job.faults.names_gid) set("VERBATIM_GID_INDEX", "3");
   if (job.faults.timeout != 0) set("VERBATIM_TIMEOUT", std::to_string(job.faults.timeout));
   if (job.faults.keepalive_s != 0) set("VERBATIM_KEEPALIVE_S", std::to_string(job.faults.keepalive_s));
   if (job.faults.reconnect_s != 0) set("VERBATIM_RECONNECT_S", std::to_string(job.faults.reconnect_s));
@@ -332,8 +334,8 @@ bool run_job(const Job& job, std::size_t process) {
   std::mutex mutex;
   netapi::set_log_callback([&](const netapi::LogLine& line) {
     if (job.prints_log) std::fprintf(stderr, "  log: %s\n", line.text.c_str());
-    if (line.level != nccl::DebugLogLevel::kWarn) return;
     count_faults_in(line.text);
+    if (line.level != nccl::DebugLogLevel::kWarn) return;
     const std::lock_guard lock(mutex);
     is_explained = is_explained || job.faults.explain(line.text);
     if (!job.faults.allow(line.text)) problems.push_back("a warning: " + line.text);
@@ -342,7 +344,7 @@ bool run_job(const Job& job, std::size_t process) {
   const bool has_refused_verb = job.faults.verb.name != nullptr && job.faults.verb.process == process;
   {
     std::optional<DeviceClock> clock;
-    if (job.faults.kinds.contains(Fault::kPort)) clock.emplace();
+    if (job.faults.may_leave_no_port()) clock.emplace();
     if (has_refused_verb) {
       verbatim::test::verbs_counters().fail.arm(job.faults.verb.name, job.faults.verb.nth, job.faults.verb.error);
     }

@@ -78,6 +78,7 @@ class Connection {
     std::array<Slot, kSlots> slots{};
     std::size_t next = 0;  // the first group that is not posted completely
     std::size_t done = 0;
+    bool works = false;
     std::array<int, netapi::kMaxGroup> sizes{};  // of the request that was tested last
   };
   using Slot = End::Slot;
@@ -92,6 +93,8 @@ class Connection {
   void close(End& end);
   bool add_buffers(End& end);
   bool make_progress(End& end, bool& moved);
+  // Where GIDs change, an end is not connected before.
+  void note_that_it_works(End& end);
   void begin(const End& end, Slot& slot, std::size_t group);
   bool post_sends(End& end, Slot& slot);
   bool post_receive(End& end, Slot& slot);

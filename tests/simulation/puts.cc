@@ -164,7 +164,8 @@ bool Rank::may_fail() const {
   if (faults_.may_end_job || faults_.may_end_puts || faults_.has_lost_any()) return true;
   const bool has_ended =
       std::any_of(handles_, handles_ + plan_.ranks, [](const Handle& each) { return each.is_given_up.load(); });
-  return faults_.may_end_setup && (coll_ == nullptr || has_ended);
+  const bool is_set_up = coll_ != nullptr && (has_sets_ || !faults_.may_change_gids());
+  return faults_.may_end_setup && (!is_set_up || has_ended);
 }
 
 void Rank::run() {
@@ -216,9 +217,10 @@ bool Rank::create_sets() {
     const netapi::RmaConfig config{.contexts = static_cast<int>(plan_.contexts[i]),
                                    .rank_stride = static_cast<int>(plan_.stride)};
     void*& contexts = sets_[i].contexts;
-    if (has_aborted() || !call_("table createContext", [&] { return net_.create_context(coll_, config, &contexts); }))
-      return false;
+    const auto create = [&] { return net_.create_context(coll_, config, &contexts); };
+    if (has_aborted() || !call_("table createContext", create, faults_.may_change_gids())) return false;
   }
+  has_sets_ = true;
   return true;
 }
 
@@ -287,6 +289,7 @@ void Rank::exchange(Set& set) {
 bool Rank::begin(Set& set, bool& moved) {
   while (set.next < set.own.size() && set.requests.size() < plan_.under_way) {
     const Operation& operation = *set.own[set.next];
+    if (set.next >= set.own.size() / 2 && now() < faults_.second_half_at) break;
     if (!may_begin(set, operation)) break;
     void* request = nullptr;
     if (!begin_one(set, operation, request)) return false;

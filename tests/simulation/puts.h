@@ -138,6 +138,7 @@ class Rank {
   std::deque<Memory> windows_;
   Memory signals_;
   std::deque<Set> sets_;
+  bool has_sets_ = false;  // with their contexts
   std::atomic<std::uint64_t> bytes_checked_{0};
 };
 
