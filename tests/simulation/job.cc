@@ -162,7 +162,7 @@ class Process {
   bool has_failed_ = false;
 };
 
-constexpr std::size_t kHandles = kMaxConnections + kMaxRanks;
+constexpr std::size_t kHandles = kMaxConnections + kMostProcesses;
 
 Handle* make_handles() {
   void* const memory =
@@ -274,6 +274,13 @@ void leave_out(Job& job, const Choice& choice) {
   if (job.puts.ranks != 0) leave_out(job.puts, job.processes, choice.operations);
 }
 
+// One job in 32 has 5 to 16, from numbers of its own; 0: another job.
+std::size_t draw_many_processes(std::uint64_t seed) {
+  constexpr std::size_t kFewest = 5;
+  Draw draw(seed ^ 0x3a11);
+  return draw.one_in(32) ? kFewest + draw.below(kMostProcesses - kFewest + 1) : 0;
+}
+
 // Beside those that are set for all processes.
 void add_faults_of_softverbs(const std::string& clauses) {
   if (clauses.empty()) return;
@@ -291,11 +298,13 @@ Job draw_job(const Choice& choice, const std::string& plugin) {
     each->is_there = each->is_given_up = false, each->connected_ends = 0;
   Job job;
   job.plugin = std::filesystem::absolute(plugin);
+  const std::size_t many = draw_many_processes(seed);
   job.processes = 1 + draw.below(3);
+  if (many != 0) job.processes = many;
   job.handles = handles;
   const bool has_puts = draw.one_in(2);
   if (has_puts) {
-    job.puts = draw_puts(draw);
+    job.puts = draw_puts(draw, many);
     job.processes = job.puts.ranks;
   }
   if (!has_puts || draw.one_in(3)) job.connections = draw_connections(draw, job.processes);

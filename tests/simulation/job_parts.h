@@ -23,7 +23,8 @@ constexpr int id_of_process(std::size_t process) {
   return 10'000 + static_cast<int>(process);
 }
 
-constexpr std::size_t kGuardBytes = 64;  // between two buffers
+constexpr std::size_t kMostProcesses = kMostProcessesThatDie;  // of a job
+constexpr std::size_t kGuardBytes = 64;                        // between two buffers
 constexpr std::size_t kPageBytes = 4096;
 constexpr std::size_t kMaxBytes = 200'000;  // of a message or a put
 constexpr unsigned char kUnwritten = 0xee;

@@ -122,6 +122,17 @@ TEST(SimulatedJob, NothingIsChanged_Passes) {
   }
 }
 
+TEST(SimulatedJob, OtherSeed_MayHaveManyProcesses) {
+  std::size_t with_many = 0;
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    const Job job = draw_job({.seed = seed, .faults = ChosenFaults{}}, "plugin");
+    EXPECT_LE(job.processes, kMostProcesses);
+    with_many += job.processes > kMaxRanks ? 1U : 0U;
+  }
+  EXPECT_GT(with_many, 1U);
+  EXPECT_LT(with_many, 20U);
+}
+
 TEST(SimulatedJob, ConnectionWithoutSender_ReachesTheLimit) {
   Job job = draw_mutated("MUTATE", "none", has_messages_only, 1).job;
   job.connections.front().sender = job.processes;

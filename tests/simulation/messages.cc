@@ -12,6 +12,7 @@ namespace simulation {
 namespace {
 
 constexpr std::size_t kGroups = 24;
+constexpr std::size_t kUsualConnections = 4;
 
 Group draw_group(Draw& draw) {
   Group drawn;
@@ -34,7 +35,7 @@ std::size_t offset_of(const Group& group, std::size_t member) {
 }  // namespace
 
 std::vector<ConnectionPlan> draw_connections(Draw& draw, std::size_t processes) {
-  std::vector<ConnectionPlan> connections(1 + draw.below(kMaxConnections));
+  std::vector<ConnectionPlan> connections(1 + draw.below(std::max(kUsualConnections, processes)));
   for (ConnectionPlan& connection : connections) {
     connection.number = static_cast<std::size_t>(&connection - connections.data());
     connection.receiver = draw.below(processes);

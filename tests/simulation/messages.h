@@ -33,8 +33,8 @@ struct ConnectionPlan {
   std::vector<Group> groups;
 };
 
-// `processes` have 1 to kMaxConnections of them.
-constexpr std::size_t kMaxConnections = 4;
+// Four processes or fewer have 1 to 4 of them, more have up to as many as they are.
+constexpr std::size_t kMaxConnections = kMostProcesses;
 constexpr std::size_t kMaxMembers = 8;  // of a receive, as NCCL has at most
 std::vector<ConnectionPlan> draw_connections(Draw& draw, std::size_t processes);
 

@@ -15,7 +15,9 @@ namespace {
 
 using Kind = Operation::Kind;
 
-constexpr std::size_t kOperations = 60;  // of a rank in a set, and a last signal for each context and peer
+// Of a rank in a set, and a last signal for each context and peer. Many ranks share those of four.
+constexpr std::size_t kOperations = 60;
+constexpr std::size_t kOperationsOfSet = kOperations * kMaxRanks;
 constexpr std::size_t kSourceBytes = std::size_t{1} << 18;  // at the begin of a window: they do not change
 constexpr std::size_t kBitsOfSignal = 4;
 constexpr std::uint64_t kMostOfSignal = 15;
@@ -72,7 +74,7 @@ void draw_operations(Draw& draw, PutPlan& plan, std::size_t rank, std::size_t se
                              Kind::kPutSignal, Kind::kSignal, Kind::kGet, Kind::kGet,       Kind::kFlush};
   const std::size_t peers = plan.ranks / plan.stride;
   const auto peer = [&](std::size_t distance) { return (rank + distance * plan.stride) % plan.ranks; };
-  for (std::size_t i = 0; i < kOperations; ++i) {
+  for (std::size_t i = 0; i < std::min(kOperations, kOperationsOfSet / plan.ranks); ++i) {
     const Kind kind = kKinds[draw.below(std::size(kKinds))];
     const std::size_t context = draw.below(plan.contexts[set]);
     draw_operation(draw, plan,
@@ -104,9 +106,10 @@ void draw_bits(Draw& draw, PutPlan& plan, std::size_t rank) {
 
 }  // namespace
 
-PutPlan draw_puts(Draw& draw) {
+PutPlan draw_puts(Draw& draw, std::size_t ranks) {
   PutPlan plan;
   plan.ranks = 2 + draw.below(kMaxRanks - 1);
+  if (ranks != 0) plan.ranks = ranks;
   if (draw.one_in(2)) plan.version = 13;
   if (plan.version > 13 && plan.ranks % 2 == 0 && draw.one_in(3)) plan.stride = 2;
   plan.contexts.resize(1 + draw.below(2));

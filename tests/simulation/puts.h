@@ -59,8 +59,8 @@ struct PutPlan {
   std::vector<Operation> operations;  // those of a rank and a set in their order
 };
 
-constexpr std::size_t kMaxRanks = 4;
-PutPlan draw_puts(Draw& draw);
+constexpr std::size_t kMaxRanks = 4;  // unless `ranks` says how many
+PutPlan draw_puts(Draw& draw, std::size_t ranks = 0);
 // Beside these ranks, and the operations of a rank in a set behind the first ones. The last signals stay.
 void leave_out(PutPlan& plan, std::size_t ranks, std::size_t operations);
 

@@ -23,7 +23,7 @@ constexpr Time kMicrosecond = 1'000;
 constexpr Time kMillisecond = 1'000'000;
 constexpr Time kSecond = 1'000'000'000;
 
-constexpr std::size_t kMostProcessesThatDie = 8;
+constexpr std::size_t kMostProcessesThatDie = 16;
 
 struct Plan {
   std::uint64_t seed = 1;

@@ -59,7 +59,7 @@ class Tcp {
   Time next_change(Id id) const;
 
  private:
-  static constexpr std::size_t kMaxEnds = 512;
+  static constexpr std::size_t kMaxEnds = 1024;
   static constexpr std::size_t kBufferBytes = 16 << 10;
   static constexpr std::size_t kMaxPieces = 32;
   static constexpr std::size_t kMaxBacklog = 64;
