@@ -399,6 +399,7 @@ FaultSet draw_set(Draw& draw, std::uint64_t seed) {
 struct SharedCounts {
   std::array<std::atomic<std::uint64_t>, kFaultNames.size()> happened{};
   std::atomic<std::uint64_t> failed_processes{0};
+  std::atomic<bool> has_failed_call{false};
   std::array<std::atomic<std::uint64_t>, kMostProcessesThatDie> done{};  // by process
 };
 
@@ -489,7 +490,7 @@ void leave_out(Faults& faults, std::size_t processes) {
 
 bool Faults::allow(std::string_view line) const {
   // An end that has failed cannot tell the other one over a TCP connection over which nothing arrives any more.
-  const bool cannot_tell = kinds.contains(Fault::kUnanswered) && shared_counts().failed_processes != 0;
+  const bool cannot_tell = kinds.contains(Fault::kUnanswered) && shared_counts().has_failed_call;
   if (cannot_tell && line.find(" is down, the connection waits for up to ") != std::string_view::npos) return true;
   return explain(line) || std::any_of(kinds.begin(), kinds.end(), [line](Fault fault) {
            return can_be_named(fault) && has_any(line, lines_of(fault).allowed);
@@ -546,6 +547,7 @@ void reset_fault_counts() {
   SharedCounts& counts = shared_counts();
   for (std::atomic<std::uint64_t>& count : counts.happened) count = 0;
   counts.failed_processes = 0;
+  counts.has_failed_call = false;
   for (std::atomic<std::uint64_t>& done : counts.done) done = 0;
 }
 
@@ -567,6 +569,10 @@ void count_faults_in(std::string_view line) {
 
 void count_done() {
   if (own_process() < kMostProcessesThatDie) ++shared_counts().done[own_process()];
+}
+
+void note_failed_call() {
+  shared_counts().has_failed_call = true;
 }
 
 void count_failed_process() {

@@ -73,6 +73,9 @@ struct Handle {
   alignas(8) std::array<unsigned char, nccl::kNetHandleMaxBytes> bytes{};
 };
 
+// A call of this run has failed, as it may: another end may find it.
+void note_failed_call();
+
 // Calls of a table by the threads of one connection or rank, and what was not as it must be: a line for each.
 class Calls {
  public:
@@ -92,6 +95,7 @@ class Calls {
     const std::string line = std::string(name) + " returned " + netapi::result_name(result);
     if (result == nccl::Result::kInvalidUsage && may_be_refused) {
       has_failed_ = true;
+      note_failed_call();
     } else if (is_error) {
       add_failure(line);
     } else {
@@ -104,6 +108,7 @@ class Calls {
   void add_failure(const std::string& line) {
     if (may_fail_()) {
       has_failed_ = true;
+      note_failed_call();
     } else {
       add_problem(line);
     }

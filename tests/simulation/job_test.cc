@@ -154,17 +154,19 @@ TEST_P(FailedOnce, Run_Passes) {
 
 INSTANTIATE_TEST_SUITE_P(
     Simulation, FailedOnce,
-    testing::Values("--seed 3450 --faults memory,abort --operations 32",  // no memory to name the cause
-                    "--seed 187 --faults memory",                         // the burst of QPs is given up
-                    "--seed 629 --faults memory --operations 1",          // likewise
-                    "--seed 1128 --faults port/3 --operations 1",         // no lane of RMA comes back
-                    // The peer has ended, and neither a lane nor the side channel comes back.
-                    "--seed 5672 --faults loss/2,cut,death --parts 0,puts --operations 16 --order 1",
-                    "--seed 3057 --faults port,hang --parts 0 --operations 1",  // the link is down at init
-                    "--seed 3166 --faults port,unanswered",                     // no lane, and no answer over TCP
-                    "--seed 18083 --faults port,hang",                          // there are fewer devices to merge
-                    "--seed 4928 --faults verb --processes 2 --operations 1",   // a trial of a reset QP is refused
-                    "--seed 8933 --faults port/2,memory --operations 1 --order 6"));  // no memory for a lane of RMA
+    testing::Values(
+        "--seed 3450 --faults memory,abort --operations 32",  // no memory to name the cause
+        "--seed 187 --faults memory",                         // the burst of QPs is given up
+        "--seed 629 --faults memory --operations 1",          // likewise
+        "--seed 1128 --faults port/3 --operations 1",         // no lane of RMA comes back
+        // The peer has ended, and neither a lane nor the side channel comes back.
+        "--seed 5672 --faults loss/2,cut,death --parts 0,puts --operations 16 --order 1",
+        "--seed 3057 --faults port,hang --parts 0 --operations 1",      // the link is down at init
+        "--seed 3166 --faults port,unanswered",                         // no lane, and no answer over TCP
+        "--seed 18083 --faults port,hang",                              // there are fewer devices to merge
+        "--seed 4928 --faults verb --processes 2 --operations 1",       // a trial of a reset QP is refused
+        "--seed 8933 --faults port/2,memory --operations 1 --order 6",  // no memory for a lane of RMA
+        "--seed 19253 --faults unanswered,verb --operations 4"));       // an end has failed, and its process goes on
 
 }  // namespace
 }  // namespace simulation
