@@ -67,7 +67,6 @@ const Lines& lines_of(Fault fault) {
   // A GID has gone that was read: the device refuses it, or nothing arrives. Or a link-local one was all that was left.
   static const std::vector<const char*> of_addresses = {
       "ibv_modify_qp to RTR: Invalid argument",
-      " for flushes of GPU memory failed with Invalid argument",
       " is no longer ::ffff:",
       ": never worked: the link of ",
       ": never worked: the two NICs cannot reach each other: GID, ",

@@ -20,8 +20,8 @@ struct Mutation {
   const char* finding;
 };
 
-void PrintTo(const Mutation& mutation, std::ostream* stream) {
-  *stream << mutation.mode;
+std::ostream& operator<<(std::ostream& stream, const Mutation& mutation) {
+  return stream << mutation.mode;
 }
 
 using Condition = bool (*)(const Job& job, std::size_t processes);
@@ -159,6 +159,7 @@ INSTANTIATE_TEST_SUITE_P(
         "--seed 187 --faults memory",                         // the burst of QPs is given up
         "--seed 629 --faults memory --operations 1",          // likewise
         "--seed 1128 --faults port/3 --operations 1",         // no lane of RMA comes back
+        "--seed 80 --faults port,memory --operations 1",      // no memory for the shares of the lanes that work
         // The peer has ended, and neither a lane nor the side channel comes back.
         "--seed 5672 --faults loss/2,cut,death --parts 0,puts --operations 16 --order 1",
         "--seed 3057 --faults port,hang --parts 0 --operations 1",      // the link is down at init

@@ -282,6 +282,8 @@ class Comm {
   virtual bool restore_flush_qp(std::size_t, UniqueQp&) { return true; }
   // The lane works.
   virtual void use_lane(std::size_t lane) = 0;
+  // There is no memory to go on without a lane that has failed.
+  void fail_without_memory() noexcept;
   // Any thread: whether flushes leave out the port, and are prepared.
   virtual bool needs_flush_qp(std::size_t) const { return false; }
   // Any thread: parts of messages that were posted on the lane's QPs, and those that are acknowledged, modulo 2^32.
@@ -406,7 +408,6 @@ class Comm {
   void lane_joined(std::size_t lane);
   void log_lane_up(std::size_t lane) const;
   std::string bandwidth_left() const;
-  void fail_without_memory() noexcept;
   void fail_last_lane(std::size_t lane) noexcept;
   ibv_qp_state query_state(const EndpointQp& end) const;
   void process_events(bool waits_for_message) noexcept;

@@ -302,7 +302,7 @@ class SendComm final : public CommProgress<SendComm> {
   void finish_recovery() override;
   void adopt_lane(std::size_t lane) override;
   void use_lane(std::size_t lane) override;
-  void update_shares();
+  void update_shares() noexcept;
   LaneProgress lane_progress(std::size_t lane) const override;
   void recover_messages(const std::optional<wire::LaneReport>& peer);
   std::uint32_t open_window_begin() const;

@@ -199,10 +199,14 @@ void SendComm::use_lane(std::size_t) {
 }
 
 // Not while a post uses the stripes of before.
-void SendComm::update_shares() {
+void SendComm::update_shares() noexcept {
   if (pending_post_.active) return;
   shares_changed_ = false;
-  striping_.set_shares(working_shares());
+  try {
+    striping_.set_shares(working_shares());
+  } catch (...) {
+    fail_without_memory();
+  }
 }
 
 bool SendComm::recovered() {
