@@ -67,6 +67,7 @@ const Lines& lines_of(Fault fault) {
   // A GID has gone that was read: the device refuses it, or nothing arrives. Or a link-local one was all that was left.
   static const std::vector<const char*> of_addresses = {
       "ibv_modify_qp to RTR: Invalid argument",
+      " for flushes of GPU memory failed with Invalid argument",
       " is no longer ::ffff:",
       ": never worked: the link of ",
       ": never worked: the two NICs cannot reach each other: GID, ",
@@ -189,8 +190,8 @@ void draw_outages(Draw& draw, const JobPorts& job, Events& events, Faults& fault
 }
 
 // One to three times a port loses the addresses of its interface, which its GIDs 2 and 3 are, for up to 5 s, or gets
-// another one in their place. In half of the cases its link goes down first, shorter than a QP tries. In half of the
-// runs the job goes on when lanes may have come back.
+// another one in their place. In half of the cases its link goes down instead, shorter than a QP tries: then they come
+// back at other indices. In half of the runs the job goes on when lanes may have come back.
 void draw_gid_changes(Draw& draw, const JobPorts& job, Events& events, Faults& faults) {
   constexpr std::size_t kEntries = 6;  // of addresses, from 2 on
   std::set<std::pair<std::size_t, std::size_t>> changed;
@@ -208,10 +209,11 @@ void draw_gid_changes(Draw& draw, const JobPorts& job, Events& events, Faults& f
     const bool is_another = draw.one_in(3) && !faults.names_gid;
     const std::string address = (is_another ? "10.78." : "10.77.") + std::to_string(port) + ".1";
     last = std::max(last, begin + (has_outage ? outage : absence));
-    // A clause has the indices that the port has had from the begin on.
-    if (!events.takes_next() || !changed.insert({process, port}).second) continue;
     const std::string device = "device=" + std::to_string(port);
     std::string& clauses = faults.clauses[process];
+    // The clauses name the indices of the begin, so a port changes once.
+    const bool is_first = changed.insert({process, port}).second;
+    if (!events.takes_next() || !is_first) continue;
     if (has_outage) {
       faults.renumbers_gids = true;
       add(clauses, "link-down " + device + " at=" + in_us(begin) + " for=" + in_us(outage));
@@ -221,8 +223,10 @@ void draw_gid_changes(Draw& draw, const JobPorts& job, Events& events, Faults& f
       add(clauses, "gid " + device + " index=" + std::to_string(old) + " address=none at=" + in_us(begin));
     }
     for (const unsigned version : {1U, 2U}) {
-      add(clauses, "gid " + device + " index=" + std::to_string(2 + (index - 3 + version) % kEntries) + " address=" +
-                       address + " type=rocev" + std::to_string(version) + " at=" + in_us(begin + absence));
+      const std::size_t next = 2 + (index - 3 + version) % kEntries;
+      std::string clause = "gid " + device + " index=" + std::to_string(next);
+      clause.append(" address=").append(address).append(" type=rocev").append(std::to_string(version));
+      add(clauses, clause.append(" at=").append(in_us(begin + absence)));
     }
   }
   if (waits) faults.second_half_at = last + draw_time(draw, 200 * kMillisecond, 4 * kSecond);
@@ -473,8 +477,9 @@ Faults draw_faults(std::uint64_t seed, const JobPorts& job, const std::optional<
   // The ends give each other addresses that may go before the first message.
   if (faults.kinds.contains(Fault::kGid)) {
     faults.may_end_setup = true;
-    const bool has_only_lane = std::find(job.ports.begin(), job.ports.end(), 1U) != job.ports.end();
-    faults.may_end_puts = faults.may_end_puts || has_only_lane;  // which does not come back
+    // All lanes to its rank fail with the address, and RMA does not wait where it has no other one.
+    const bool has_only_port = std::find(job.ports.begin(), job.ports.end(), 1U) != job.ports.end();
+    faults.may_end_puts = faults.may_end_puts || has_only_port;
   }
   return faults;
 }

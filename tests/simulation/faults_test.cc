@@ -194,7 +194,6 @@ Job draw_gid_changes(std::uint64_t& seed, const std::string& when, bool moves) {
   if (moves) clauses += "; " + entry("6", "10.77.0.1", "rocev1") + "; " + entry("7", "10.77.0.1", "rocev2");
   job.faults.clauses.assign(2, "");
   job.faults.clauses[job.connections.front().receiver] = clauses;
-  job.faults.renumbers_gids = false;
   return job;
 }
 

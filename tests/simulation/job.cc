@@ -274,11 +274,11 @@ void leave_out(Job& job, const Choice& choice) {
   if (job.puts.ranks != 0) leave_out(job.puts, job.processes, choice.operations);
 }
 
-// One job in 32 has 5 to 16, from numbers of its own; 0: another job.
+// One job in 64 has 5 to 16, from numbers of its own; 0: another job.
 std::size_t draw_many_processes(std::uint64_t seed) {
   constexpr std::size_t kFewest = 5;
   Draw draw(seed ^ 0x3a11);
-  return draw.one_in(32) ? kFewest + draw.below(kMostProcesses - kFewest + 1) : 0;
+  return draw.one_in(64) ? kFewest + draw.below(kMostProcesses - kFewest + 1) : 0;
 }
 
 // Beside those that are set for all processes.
@@ -362,7 +362,8 @@ bool run_job(const Job& job, std::size_t process) {
     const std::lock_guard lock(mutex);
     problems.insert(problems.end(), running.problems().begin(), running.problems().end());
     if (running.has_failed()) count_failed_process();
-    if (running.has_failed() && !is_explained) problems.push_back("calls have failed, and no warning names the cause");
+    if (running.has_failed() && !is_explained)
+      problems.emplace_back("calls have failed, and no warning names the cause");
   }
   netapi::set_log_callback({});
   if (has_refused_memory()) count_fault(Fault::kMemory);
