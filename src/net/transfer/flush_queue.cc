@@ -4,6 +4,8 @@
 #include <numeric>
 #include <utility>
 
+#include "base/log.h"
+#include "net/transfer/endpoint_block.h"
 #include "verbs/errors.h"
 #include "verbs/qp.h"
 
@@ -27,8 +29,9 @@ Status FlushQueue::prepare(Comm& comm, const Endpoint& endpoint, const Config& c
     state->target_lkeys.push_back(control.lkey(i));
     state->qps.emplace_back();
     if (is_left_out(i)) continue;
-    const std::uint32_t psn = first_psn(endpoint.remote().attempt, 0);
-    Result<UniqueQp> qp = make_flush_qp(*endpoint.ports()[i], endpoint.cqs()[i].get(), psn, config);
+    const Result<Port> now = refresh_port(*endpoint.ports()[i], config, LogLevel::kInfo);  // its GID may have moved
+    if (!now) return now.error();
+    Result<UniqueQp> qp = make_flush_qp(*now, endpoint.cqs()[i].get(), first_psn(endpoint.remote().attempt, 0), config);
     if (!qp) return qp.error();
     state->qps.back() = std::move(*qp);
   }

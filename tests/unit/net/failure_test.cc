@@ -593,6 +593,25 @@ TEST(LinkEvents, GidChange_IsReportedWithConnections) {
   });
 }
 
+TEST(LinkEvents, GidHasMoved_FirstFlushUsesItsIndex) {
+  const char* const moves =
+      "gid device=0 index=5 address=10.77.0.1 type=rocev2 after=5 op=write_imm;"
+      "gid device=0 index=3 address=none after=6 op=write_imm";
+  test::check_in_child(with_faults(moves), [] {
+    const LogCapture log;
+    Stream stream;
+    stream.exchange(20);
+    stream.await_warnings(log, 1);
+    RecvComm& receiver = stream.link().recv();
+    std::vector<std::uint8_t> target(8);
+    const auto memory = stream.link().reg(receiver, target, MemoryType::kCuda);
+    ASSERT_NE(memory, nullptr);
+    Request* const flush = receiver.iflush(target.data(), *memory);
+    ASSERT_NE(flush, nullptr) << testing::PrintToString(log.warnings());
+    for (int done = 0; done == 0;) ASSERT_EQ(RecvComm::test_flush(*flush, &done), ErrorKind::kNone);
+  });
+}
+
 TEST(FailureReport, ErrorAndFlushedRequests_GiveOneLine) {
   const Lines lines = warnings_under("drop-ack op=write_imm nth=1 times=all", [](Stream& stream) {
     for (unsigned i = 0; i < wire::kMaxInFlight; ++i) ASSERT_NE(stream.announce(), nullptr) << i;
