@@ -73,6 +73,7 @@ PathFacts ContextSet::facts(const PeerQueue& queue) const {
   } else {
     facts.port_errno = attributes.error().sys_errno;
   }
+  facts.gid_removed = port.is_roce() && is_gone(device.verbs(), device.context(), port.port_num, port.gid);
   return facts;
 }
 

@@ -332,6 +332,8 @@ Status ContextSetup::connect() {
       failed_lanes_.push_back({peer, lane, qps, connected.error()});
       if (failed_lanes_.size() - failed_before == lanes) {
         failed_step_ = "connecting QPs to " + set_->name_of_peer(peer);
+        failed_path_ = set_->known_facts(set_->queue_at(0, peer));
+        failed_path_->age_ns = 0;
         return connected.error();
       }
     }
@@ -424,7 +426,8 @@ Error ContextSetup::log_failure(const Error& error) const {
   failure.what = "creating " + std::to_string(request_.contexts) + " RMA contexts at rank " +
                  std::to_string(parts_.ranks.rank()) + " on " + known_ports_.front()->name + " of " + parts_.host_name +
                  " failed: " + failed_step_ + ": " + to_string(error);
-  failure.diagnosis = diagnose_setup(error, nullptr, qp_usage(known_ports_));
+  failure.path = failed_path_;
+  failure.diagnosis = diagnose_setup(error, failed_path_ ? &*failed_path_ : nullptr, qp_usage(known_ports_));
   VERBATIM_WARN("%s", log_line(failure).c_str());
   return {error.kind, error.sys_errno, error.operation, true};
 }

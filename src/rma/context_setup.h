@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -82,7 +83,8 @@ class ContextSetup {
     Error error;
   };
   std::vector<FailedLane> failed_lanes_;
-  std::string failed_step_;  // for messages
+  std::string failed_step_;               // for messages
+  std::optional<PathFacts> failed_path_;  // of QPs that could not be connected
 };
 
 }  // namespace verbatim::rma

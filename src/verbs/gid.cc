@@ -156,6 +156,12 @@ Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char
   return *best;
 }
 
+bool is_gone(const Verbs& verbs, ibv_context* context, std::uint8_t port_num, const GidEntry& entry) {
+  ibv_gid now{};
+  return verbs.query_gid(context, port_num, static_cast<int>(entry.index), &now) == 0 &&
+         std::memcmp(now.raw, entry.gid.raw, sizeof now.raw) != 0;
+}
+
 Result<GidEntry> confirm_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,
                              const ibv_port_attr& port, const GidSetting& setting, const GidEntry& known) {
   const auto now = read_gid(verbs, context, port_num, known.index);

@@ -51,6 +51,9 @@ Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char
 std::string why_chosen(const GidEntry& chosen, std::span<const GidEntry> entries, const char* device,
                        const ibv_port_attr& port, const GidSetting& setting);
 
+// Whether the table has another GID at the index of this entry now, or none.
+bool is_gone(const Verbs& verbs, ibv_context* context, std::uint8_t port_num, const GidEntry& entry);
+
 // The entry of the table that has the GID of `known`, at its index or at another one; if there is none, calls
 // choose_gid again. The addresses of a host can change, and move to other indices, while the process runs.
 Result<GidEntry> confirm_gid(const Verbs& verbs, ibv_context* context, const char* device, std::uint8_t port_num,

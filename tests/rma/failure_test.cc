@@ -380,5 +380,58 @@ TEST_P(RmaFailure, RankThatClosesWhenAnAcknowledgementIsLost_FailsNothing) {
   EXPECT_STREQ(ranks_.text(0), "");
 }
 
+// The fourth call: three have made the QPs.
+TEST_P(RmaFailure, QpCannotBeConnected_TheLineNamesCauseAndPath) {
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    if (rank.number() == 0) ::setenv("SOFTVERBS_FAULTS", "fail verb=modify_qp nth=4 errno=EINVAL", 1);
+    rank.keep_warnings();
+    rank.connect();
+    ASSERT_NE(rank.coll, nullptr);
+    EXPECT_NE(rank.net().create_context(rank.coll, {.contexts = 1}, &rank.contexts), nccl::Result::kSuccess);
+    EXPECT_OK(rank.net().close_coll(rank.coll));
+    EXPECT_OK(rank.net().finalize(rank.instance));
+  });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
+  const std::string own = ranks_.text(0);
+  for (const char* part : {"connecting QPs to rank 1 on ",
+                           "ibv_modify_qp to RTR: Invalid argument: the device refuses an attribute: GID 3",
+                           ". Next: 'show_gids softverbs0'", ". Path: "}) {
+    EXPECT_NE(own.find(part), std::string::npos) << part << " is missing in: " << own;
+  }
+  const std::string other = ranks_.text(2);
+  EXPECT_NE(other.find("it failed at rank 0 on "), std::string::npos) << other;
+}
+
+TEST_P(RmaFailure, AddressOfThePortHasGone_TheLineNamesIt) {
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    ::setenv("VERBATIM_TIMEOUT", "12", 1);
+    const char* const faults =
+        "gid device=0 index=3 address=none op=write qp=any after=1; unreachable device=0 op=write qp=any after=2";
+    if (rank.number() == 0) ::setenv("SOFTVERBS_FAULTS", faults, 1);
+    rank.keep_warnings();
+    rank.connect();
+    rank.create({});
+    Words words(512);
+    void* const memory = rank.register_memory(words.data(), words.bytes());
+    rank.barrier();
+    if (rank.number() == 0) {
+      const Clock::time_point end = Clock::now() + kLimit;
+      nccl::Result result = nccl::Result::kSuccess;
+      while (result == nccl::Result::kSuccess && Clock::now() < end) {
+        result = rank.wait(rank.put(0, {memory, 0}, 8, {memory, 8}, 1));
+      }
+      EXPECT_EQ(result, nccl::Result::kRemoteError);
+    }
+    EXPECT_TRUE(has_error_soon(rank));
+    rank.barrier();
+    EXPECT_OK(rank.net().close_coll(rank.coll));
+    EXPECT_OK(rank.net().finalize(rank.instance));
+  });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
+  const std::string own = ranks_.text(0);
+  EXPECT_NE(own.find(": GID 3 of softverbs0:1 on "), std::string::npos) << own;
+  EXPECT_NE(own.find(" is no longer "), std::string::npos) << own;
+}
+
 }  // namespace
 }  // namespace rma_test

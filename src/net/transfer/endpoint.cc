@@ -267,11 +267,8 @@ PathFacts Endpoint::path_facts(std::size_t qp, const std::string& host) const {
   } else {
     facts.port_errno = attributes.error().sys_errno;
   }
-  ibv_gid gid{};
-  facts.gid_removed = port.is_roce() &&
-                      port.device->verbs().query_gid(port.device->context(), port.port_num,
-                                                     static_cast<int>(facts.local.gid_index), &gid) == 0 &&
-                      std::memcmp(gid.raw, facts.local.gid.raw, sizeof gid.raw) != 0;
+  facts.gid_removed = port.is_roce() && is_gone(port.device->verbs(), port.device->context(), port.port_num,
+                                                {facts.local.gid_index, facts.local.gid});
   return facts;
 }
 
