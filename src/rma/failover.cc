@@ -196,7 +196,10 @@ void Failover::check_gid(const Job& job) {
     used = lane.gid;
   }
   const Port& port = set_.lane_port(job.lane);
-  if (!is_gone(port.device->verbs(), port.device->context(), port.port_num, used)) return;
+  ibv_gid now{};
+  const int failed =
+      port.device->verbs().query_gid(port.device->context(), port.port_num, static_cast<int>(used.index), &now);
+  if (failed == 0 && std::memcmp(now.raw, used.gid.raw, sizeof now.raw) == 0) return;  // unlike is_gone()
   static_cast<void>(lane_failed(job.peer, job.lane, Last::kLeave, "the GID of its port has changed",
                                 "nothing, if this was intended: the lane is made again with the new one"));
 }
