@@ -74,6 +74,18 @@ class RmaFailure : public ::testing::TestWithParam<int> {
     return true;
   }
 
+  // Success: none has failed within kLimit.
+  static nccl::Result put_until_it_fails(Rank& rank, int context, void* memory, std::uint32_t peer) {
+    const Clock::time_point end = Clock::now() + kLimit;
+    nccl::Result result = nccl::Result::kSuccess;
+    while (result == nccl::Result::kSuccess && Clock::now() < end) {
+      void* request = nullptr;
+      result = rank.net().iput(rank.contexts, context, {memory, 0}, 8, {memory, 8}, peer, &request);
+      if (result == nccl::Result::kSuccess) result = rank.wait(request);
+    }
+    return result;
+  }
+
   Ranks ranks_{3, GetParam()};
 };
 INSTANTIATE_TEST_SUITE_P(Rma, RmaFailure, ::testing::Values(13, 14),
@@ -92,14 +104,7 @@ TEST_P(RmaFailure, KilledRank_FailsPutsTestsAndLastErrorOfAllOthers) {
     if (rank.number() == 2) ::kill(::getpid(), SIGKILL);
     // Rank 0 puts to the dead rank until that fails, rank 1 only asks.
     if (rank.number() == 0) {
-      const Clock::time_point end = Clock::now() + kLimit;
-      nccl::Result result = nccl::Result::kSuccess;
-      while (result == nccl::Result::kSuccess && Clock::now() < end) {
-        void* request = nullptr;
-        result = rank.net().iput(rank.contexts, 1, {memory, 0}, 8, {memory, 8}, 2, &request);
-        if (result == nccl::Result::kSuccess) result = rank.wait(request);
-      }
-      EXPECT_EQ(result, nccl::Result::kRemoteError);
+      EXPECT_EQ(put_until_it_fails(rank, 1, memory, 2), nccl::Result::kRemoteError);
     }
     EXPECT_TRUE(has_error_soon(rank));
     void* request = &request;
@@ -280,14 +285,7 @@ TEST_P(RmaFailure, RankThatClosesEarly_FailsPutsToItOnly) {
     rank.barrier();
     if (rank.number() == 0) {
       EXPECT_TRUE(rank.wait_ok(rank.put(0, {memory, 0}, 8, {memory, 8}, 1)));
-      const Clock::time_point end = Clock::now() + kLimit;
-      nccl::Result result = nccl::Result::kSuccess;
-      while (result == nccl::Result::kSuccess && Clock::now() < end) {
-        void* request = nullptr;
-        result = rank.net().iput(rank.contexts, 0, {memory, 0}, 8, {memory, 8}, 2, &request);
-        if (result == nccl::Result::kSuccess) result = rank.wait(request);
-      }
-      EXPECT_EQ(result, nccl::Result::kRemoteError);
+      EXPECT_EQ(put_until_it_fails(rank, 0, memory, 2), nccl::Result::kRemoteError);
     }
     rank.barrier();
     EXPECT_OK(rank.net().finalize(rank.instance));
@@ -415,12 +413,7 @@ TEST_P(RmaFailure, AddressOfThePortHasGone_TheLineNamesIt) {
     void* const memory = rank.register_memory(words.data(), words.bytes());
     rank.barrier();
     if (rank.number() == 0) {
-      const Clock::time_point end = Clock::now() + kLimit;
-      nccl::Result result = nccl::Result::kSuccess;
-      while (result == nccl::Result::kSuccess && Clock::now() < end) {
-        result = rank.wait(rank.put(0, {memory, 0}, 8, {memory, 8}, 1));
-      }
-      EXPECT_EQ(result, nccl::Result::kRemoteError);
+      EXPECT_EQ(put_until_it_fails(rank, 0, memory, 1), nccl::Result::kRemoteError);
     }
     EXPECT_TRUE(has_error_soon(rank));
     rank.barrier();
