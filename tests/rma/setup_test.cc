@@ -377,6 +377,7 @@ TEST_F(RmaSetUp, RankHasAConnectionAndQpsForEachOther) {
 }
 
 class RmaSetUpBenchmark : public RmaSetUp {};
+class MessagesSetUpBenchmark : public RmaSetUp {};
 
 TEST_F(RmaSetUpBenchmark, Ranks) {
   constexpr int kRounds = 5;
@@ -417,7 +418,7 @@ TEST_F(RmaSetUpBenchmark, Ranks) {
   }
 }
 
-TEST_F(RmaSetUpBenchmark, ConnectionsForMessages) {
+TEST_F(MessagesSetUpBenchmark, ConnectionsMadeAtOnce) {
   constexpr int kRounds = 3;
   constexpr int kMostConnections = 16'000;
   std::printf("# ranks connections | ms, ms of processor, sockets, descriptors, KiB a rank\n");
