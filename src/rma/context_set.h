@@ -254,8 +254,8 @@ class ContextSet {
   // nullptr: there is one lane to each rank.
   Failover* failover() const { return failover_.get(); }
   ibv_mtu lane_mtu(const PeerQueue& queue, std::uint32_t lane) const;
-  // For flushes over the port of a lane to oneself, in a set with several lanes.
-  ibv_qp* flush_qp(std::uint32_t lane) const { return flush_qps_[lane].get(); }
+  // For flushes over the port of a lane to oneself; nullptr: there is one lane to each rank.
+  ibv_qp* flush_qp(std::uint32_t lane) const { return flush_qps_.empty() ? nullptr : flush_qps_[lane].get(); }
   // QPs of all lanes.
   std::size_t qps() const;
   // kNoPeer: not spoken to, or oneself.

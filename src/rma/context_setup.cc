@@ -325,8 +325,9 @@ Status ContextSetup::connect() {
       const char* const unusable = unusable_[lane % unusable_.size()];
       if (unusable != nullptr) connected = Error{ErrorKind::kSystem, 0, unusable};
       std::uint32_t qps = 0;
-      for (; connected && qps < set_->contexts(); qps += connected ? 1U : 0U) {
-        connected = connect_lane(set_->queue_at(qps, peer), lane, lanes == 1 ? deadline_ns : 0);
+      for (const LaneQp& own : lane_qps(*set_, peer, lane)) {
+        if (connected) connected = connect_lane(own, lanes == 1 ? deadline_ns : 0);
+        qps += connected ? 1U : 0U;
       }
       if (connected) continue;
       failed_lanes_.push_back({peer, lane, qps, connected.error()});
@@ -341,34 +342,18 @@ Status ContextSetup::connect() {
   for (const Port& port : parts_.ports) {
     set_->counters_.push_back(port.device->history().recent_counters(port.port_num));
   }
-  if (has_several_lanes()) {
-    if (const Status connected = connect_flush_queues(); !connected) return connected.error();
-  }
   set_->connected_ns_ = monotonic_ns();
   prepare_failover();
   return {};
 }
 
-Status ContextSetup::connect_lane(const PeerQueue& queue, std::uint32_t lane, std::uint64_t deadline_ns) {
-  const LaneQp own{queue.qp_of(lane), queue.peer, lane, queue.context};
+Status ContextSetup::connect_lane(const LaneQp& own, std::uint64_t deadline_ns) {
   while (true) {
-    Status connected = connect_lane_qp(*set_, parts_.config, own, set_->lane_port(lane), nullptr,
-                                       {.expected = set_->psn_, .first = psn_of(queue.peer)});
+    Status connected = connect_lane_qp(*set_, parts_.config, own, set_->lane_port(own.lane), nullptr,
+                                       {.expected = set_->psn_, .first = psn_of(own.peer)});
     if (connected || !is_unresolved(connected.error()) || monotonic_ns() >= deadline_ns) return connected;
     ::usleep(kResolvePauseUs);
   }
-}
-
-Status ContextSetup::connect_flush_queues() {
-  const auto own = static_cast<std::uint32_t>(peers_.size());
-  for (std::uint32_t index = 0; index < parts_.ports.size(); ++index) {
-    const Port& port = parts_.ports[index];
-    if (unusable_[index] != nullptr) continue;
-    const LaneQp flush{set_->flush_qp(index), own, index, 0, true};
-    const Status connected = connect_lane_qp(*set_, parts_.config, flush, port, nullptr, {set_->psn_, set_->psn_});
-    if (!connected) return connected.error();
-  }
-  return {};
 }
 
 void ContextSetup::prepare_failover() {

@@ -52,10 +52,9 @@ class ContextSetup {
   LanePath read_lane(const wire::RmaOfferedLane& offer, const Port& port, const PeerRank& rank) const;
   Status connect();
   // The ports of the lane are up here.
-  Status connect_lane(const PeerQueue& queue, std::uint32_t lane, std::uint64_t deadline_ns);
+  Status connect_lane(const LaneQp& own, std::uint64_t deadline_ns);
   // Of a set with several lanes: a QP for each context and port.
   Status create_flush_queues();
-  Status connect_flush_queues();
   bool has_several_lanes() const;
   void leave_out_unknown();
   void prepare_failover();

@@ -12,7 +12,8 @@ std::vector<LaneQp> lane_qps(const ContextSet& set, std::uint32_t peer, std::uin
   for (std::uint32_t context = 0; context < set.contexts(); ++context) {
     qps.push_back({set.queue_at(context, peer).qp_of(lane), peer, lane, context});
   }
-  if (set.is_own(peer)) qps.push_back({set.flush_qp(lane), peer, lane, 0, true});
+  ibv_qp* const flush = set.is_own(peer) ? set.flush_qp(lane) : nullptr;
+  if (flush != nullptr) qps.push_back({flush, peer, lane, 0, true});
   return qps;
 }
 

@@ -744,6 +744,19 @@ TEST_F(RmaLanes, GidChanges_LaneIsMadeAgainWithTheNewOne) {
   });
 }
 
+TEST_F(RmaLanes, GidCannotBeRead_LaneIsMadeAgain) {
+  const char* const link_layer = std::getenv("SOFTVERBS_LINK_LAYER");
+  if (link_layer != nullptr && std::string_view(link_layer) == "ib") GTEST_SKIP() << "the address is RoCE's";
+  run_ranks("", [&](Rank& rank, Traffic& traffic) {
+    if (rank.number() == 0) {
+      begin_fault(rank, "fail verb=query_gid device=0");
+      begin_fault(rank, "gid device=0 index=5 address=10.77.0.99 type=rocev2");  // says that the table has changed
+    }
+    EXPECT_TRUE(traffic.run());
+    EXPECT_TRUE(wait_for_line(rank, kWorksAgain));
+  });
+}
+
 // The ends lose different lanes, so none is left until one comes back.
 TEST_F(RmaLanes, EachEndLosesAnotherLane_AllArrives) {
   if (is_inline()) {
@@ -781,6 +794,18 @@ TEST_F(RmaLanes, PortIsDownBeforeTheContextsAreMade_OtherLaneIsUsed) {
           fault(clause);
           std::this_thread::sleep_for(std::chrono::milliseconds(200));  // no verb is called before those of create
         });
+  }
+}
+
+// The 19th call is the first one that connects a QP to oneself, the 23rd that connects the QP for flushes.
+TEST_F(RmaLanes, QpsToOneselfOverOnePortAreNotConnected_OtherLaneIsUsed) {
+  for (const char* call : {"nth=19 count=2", "nth=23"}) {
+    run_ranks(std::string("fail verb=modify_qp device=2 ") + call, [&](Rank& rank, Traffic& traffic) {
+      EXPECT_TRUE(traffic.run());
+      if (rank.number() != 0) return;
+      EXPECT_TRUE(wait_for_line(rank, "to itself: lane 2 of 2 (softverbs2:1) has failed: ibv_modify_qp to RTR"));
+      EXPECT_TRUE(wait_for_line(rank, "to itself: lane 2 of 2 (softverbs2:1) can be used again"));
+    });
   }
 }
 
