@@ -24,12 +24,14 @@ Status FlushQueue::prepare(Comm& comm, const Endpoint& endpoint, const Config& c
                            const std::byte* target, std::size_t& port) {
   auto state = std::make_unique<State>();
   state->target = reinterpret_cast<std::uint64_t>(target);
+  Config any_gid = config;  // a port reaches itself from each of its GIDs, also while that of the lanes is away
+  any_gid.gid = {};
   for (std::size_t i = 0; i < endpoint.ports().size(); ++i) {
     port = i;
     state->target_lkeys.push_back(control.lkey(i));
     state->qps.emplace_back();
     if (is_left_out(i)) continue;
-    const Result<Port> now = refresh_port(*endpoint.ports()[i], config, LogLevel::kInfo);  // its GID may have moved
+    const Result<Port> now = refresh_port(*endpoint.ports()[i], any_gid, LogLevel::kInfo);
     if (!now) return now.error();
     Result<UniqueQp> qp = make_flush_qp(*now, endpoint.cqs()[i].get(), first_psn(endpoint.remote().attempt, 0), config);
     if (!qp) return qp.error();

@@ -593,11 +593,11 @@ TEST(LinkEvents, GidChange_IsReportedWithConnections) {
   });
 }
 
-TEST(LinkEvents, GidHasMoved_FirstFlushUsesItsIndex) {
-  const char* const moves =
-      "gid device=0 index=5 address=10.77.0.1 type=rocev2 after=5 op=write_imm;"
-      "gid device=0 index=3 address=none after=6 op=write_imm";
-  test::check_in_child(with_faults(moves), [] {
+// Makes the first flush after the GID table has changed.
+void flush_after(const std::string& gids, const char* index) {
+  test::Variables variables = with_faults(gids);
+  variables.emplace_back("VERBATIM_GID_INDEX", index);
+  test::check_in_child(variables, [] {
     const LogCapture log;
     Stream stream;
     stream.exchange(20);
@@ -610,6 +610,17 @@ TEST(LinkEvents, GidHasMoved_FirstFlushUsesItsIndex) {
     ASSERT_NE(flush, nullptr) << testing::PrintToString(log.warnings());
     for (int done = 0; done == 0;) ASSERT_EQ(RecvComm::test_flush(*flush, &done), ErrorKind::kNone);
   });
+}
+
+TEST(LinkEvents, GidHasMoved_FirstFlushUsesItsIndex) {
+  flush_after(
+      "gid device=0 index=5 address=10.77.0.1 type=rocev2 after=5 op=write_imm;"
+      "gid device=0 index=3 address=none after=6 op=write_imm",
+      "auto");
+}
+
+TEST(LinkEvents, GidIsAway_FirstFlushUsesAnother) {
+  flush_after("gid device=0 index=3 address=none after=6 op=write_imm", "3");
 }
 
 TEST(FailureReport, ErrorAndFlushedRequests_GiveOneLine) {
