@@ -394,7 +394,7 @@ class Comm {
   void fence_lane(std::size_t lane) noexcept;
   bool is_on(std::size_t qp, const Device& device, std::uint8_t port_num) const;
   void receive_event(LaneNotices::Lanes lanes);
-  bool takes_down(LaneNotices::Lanes events, std::size_t lane) const;
+  bool takes_down(const LaneNotices::Incoming& incoming, LaneNotices::Lanes events, std::size_t lane) const;
   bool advance_idle_lanes();
   // Any thread: events of ports have no effect while no other lane is left. Now one may be. `up`: a port that is not
   // down any more.

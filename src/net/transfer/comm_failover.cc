@@ -225,13 +225,14 @@ bool Comm::advance_lanes_for_idle() noexcept {
 
 bool Comm::advance_idle_lanes() {
   LaneNotices& notices = failover_->notices;
-  const LaneNotices::Lanes events = notices.events();
+  const LaneNotices::Incoming incoming = notices.incoming();
+  const LaneNotices::Lanes events = incoming.events | incoming.suspected;
   const LaneNotices::Lanes awaited = notices.awaited();
   if (events == 0 && awaited == 0) return false;
   const std::optional<std::uint32_t> members = all_arrived();
   if (!members) return true;
   for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
-    if (takes_down(events, lane)) notices.send_down(lane);
+    if (takes_down(incoming, events, lane)) notices.send_down(lane);
   }
   if (awaited == 0) return false;  // the peer's answer is looked at when it comes
   // With one lane, the entries are written again when it is back.
@@ -352,11 +353,13 @@ void Comm::fence_lane(std::size_t lane) noexcept {
   if (observer_ != nullptr) observer_->comm_changed(*this);
 }
 
-// Whether the events of these lanes take the lane down: only if another one works that has no event.
-bool Comm::takes_down(LaneNotices::Lanes events, std::size_t lane) const {
+// Whether the events of these lanes take the lane down: only if another one works that has no event, and that the peer
+// has not taken down.
+bool Comm::takes_down(const LaneNotices::Incoming& incoming, LaneNotices::Lanes events, std::size_t lane) const {
   if ((events >> lane & 1) == 0) return false;
+  const LaneNotices::Lanes leaving = events | incoming.down | incoming.fenced;
   for (std::size_t other = 0; other < failover_->lanes(); ++other) {
-    if (works(failover_->qps(other).front()) && (events >> other & 1) == 0) return true;
+    if (works(failover_->qps(other).front()) && (leaving >> other & 1) == 0) return true;
   }
   return false;
 }
@@ -417,7 +420,7 @@ void Comm::receive_lane_notices() {
   for (std::size_t lane = 0; lane < failover_->lanes() && error() == nullptr; ++lane) {
     const std::size_t qp = failover_->qps(lane).front();
     const LaneState state = failover_->state(lane);
-    const bool port = takes_down(incoming.events, lane);
+    const bool port = takes_down(incoming, incoming.events, lane);
     const bool peer = ((incoming.down | incoming.fenced) >> lane & 1) != 0;
     const bool suspected = (incoming.suspected >> lane & 1) != 0 && failover_->working() > 1;
     if ((incoming.fenced >> lane & 1) != 0) failover_->set_peer_fenced(lane);

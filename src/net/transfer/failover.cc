@@ -150,9 +150,9 @@ LaneNotices::Lanes LaneNotices::awaited() const {
   return asked_ & ~reported_;
 }
 
-LaneNotices::Lanes LaneNotices::events() const {
+LaneNotices::Incoming LaneNotices::incoming() const {
   const MutexLock lock(mutex_);
-  return incoming_.events | incoming_.suspected;
+  return incoming_;
 }
 
 bool LaneNotices::reported(std::size_t lane) const {

@@ -88,8 +88,8 @@ class LaneNotices {
   void send_empty_report(const wire::LaneDown& down) VERBATIM_EXCLUDES(mutex_);
   // Of which lanes the peer waits for a report.
   Lanes awaited() const VERBATIM_EXCLUDES(mutex_);
-  // Of Incoming, which the data path has not taken yet: `events` and `suspected`.
-  Lanes events() const VERBATIM_EXCLUDES(mutex_);
+  // What the data path has not taken yet.
+  Incoming incoming() const VERBATIM_EXCLUDES(mutex_);
   // Whether this end has reported the lane in this round.
   bool reported(std::size_t lane) const VERBATIM_EXCLUDES(mutex_);
   // Reports each of those lanes as one on which everything has arrived; `members` receives have been posted.
