@@ -199,7 +199,7 @@ std::uint64_t Comm::waited_ns(std::uint64_t now) {
   last = now;
   if (!failover_->waits) {
     last = failover_->waited_ns = 0;
-  } else if (!failover_->renewal.waits_for_others(failure_state_.channel_state() != ChannelState::kLost)) {
+  } else if (!failover_->renewal.waits_for_others(failure_state_.channel_state() == ChannelState::kOpen)) {
     failover_->waited_ns += passed;
   }
   return failover_->waited_ns;
