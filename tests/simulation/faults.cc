@@ -39,6 +39,7 @@ const std::vector<const char*>& consequences() {
                                                " its application closed it with outstanding operations",
                                                " closed a connection that has outstanding operations",
                                                " still puts to it",
+                                               " that NCCL destroys have not completed after ",
                                                " buffer that it announced, or has ended",
                                                " ended or closed the connection first",
                                                "the peer closed the connection",
@@ -404,6 +405,7 @@ struct SharedCounts {
   std::atomic<std::uint64_t> failed_processes{0};
   std::atomic<bool> has_failed_call{false};
   std::array<std::atomic<std::uint64_t>, kMostProcessesThatDie> done{};  // by process
+  std::array<std::atomic<bool>, kMostProcessesThatDie> has_hasty_end{};  // likewise
 };
 
 SharedCounts& shared_counts() {
@@ -493,8 +495,9 @@ void leave_out(Faults& faults, std::size_t processes) {
 }
 
 bool Faults::allow(std::string_view line) const {
-  // An end that has failed cannot tell the other one over a TCP connection over which nothing arrives any more.
-  const bool cannot_tell = kinds.contains(Fault::kUnanswered) && shared_counts().has_failed_call;
+  // An end that has failed or aborted cannot tell the other one over a TCP connection over which nothing arrives.
+  const bool is_unheard = kinds.contains(Fault::kUnanswered) || kinds.contains(Fault::kCut);
+  const bool cannot_tell = is_unheard && (shared_counts().has_failed_call || has_lost_any());
   if (cannot_tell && line.find(" is down, the connection waits for up to ") != std::string_view::npos) return true;
   return explain(line) || std::any_of(kinds.begin(), kinds.end(), [line](Fault fault) {
            return can_be_named(fault) && has_any(line, lines_of(fault).allowed);
@@ -512,6 +515,11 @@ bool Faults::has_aborted_any() const {
     if (has_aborted(process)) return true;
   }
   return false;
+}
+
+bool Faults::has_lost(std::size_t process) const {
+  const bool has_hasty_end = process < kMostProcessesThatDie && shared_counts().has_hasty_end[process];
+  return has_hasty_end || has_aborted(process) || (kinds.contains(Fault::kDeath) && death_of(process) != kNever);
 }
 
 bool Faults::has_lost_any() const {
@@ -553,6 +561,7 @@ void reset_fault_counts() {
   counts.failed_processes = 0;
   counts.has_failed_call = false;
   for (std::atomic<std::uint64_t>& done : counts.done) done = 0;
+  for (std::atomic<bool>& has_hasty_end : counts.has_hasty_end) has_hasty_end = false;
 }
 
 FaultCounts fault_counts() {
@@ -577,6 +586,10 @@ void count_done() {
 
 void note_failed_call() {
   shared_counts().has_failed_call = true;
+}
+
+void note_hasty_end() {
+  shared_counts().has_hasty_end[own_process()] = true;
 }
 
 void count_failed_process() {

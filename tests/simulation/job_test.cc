@@ -167,7 +167,13 @@ INSTANTIATE_TEST_SUITE_P(
         "--seed 18083 --faults port,hang",                              // there are fewer devices to merge
         "--seed 4928 --faults verb --processes 2 --operations 1",       // a trial of a reset QP is refused
         "--seed 8933 --faults port/2,memory --operations 1 --order 6",  // no memory for a lane of RMA
-        "--seed 19253 --faults unanswered,verb --operations 4"));       // an end has failed, and its process goes on
+        "--seed 19253 --faults unanswered,verb --operations 4",         // an end has failed, and its process goes on
+        "--seed 48156 --faults loss,gid",                               // the GID is away at the first flush
+        "--seed 28283 --faults port --operations 1",        // a lane has an event, the peer's other one, too
+        "--seed 45893 --faults loss,port,abort",            // a process with a failed connection ends
+        "--seed 58407 --faults port/1,abort --parts puts",  // a rank aborts, and its port is down
+        // The peer has ended, its host acknowledges nothing, and the side channel is made again in vain.
+        "--seed 22072 --faults loss/1,cut,abort --parts 3 --operations 16 --order 2"));
 
 }  // namespace
 }  // namespace simulation
