@@ -172,7 +172,7 @@ INSTANTIATE_TEST_SUITE_P(
         "--seed 28283 --faults port --operations 1",        // a lane has an event, the peer's other one, too
         "--seed 45893 --faults loss,port,abort",            // a process with a failed connection ends
         "--seed 58407 --faults port/1,abort --parts puts",  // a rank aborts, and its port is down
-        // The peer has ended, its host acknowledges nothing, and the side channel is made again in vain.
+        // The peer has ended, its host acknowledges nothing, and no new side channel is answered.
         "--seed 22072 --faults loss/1,cut,abort --parts 3 --operations 16 --order 2"));
 
 }  // namespace
