@@ -405,7 +405,7 @@ struct SharedCounts {
   std::atomic<std::uint64_t> failed_processes{0};
   std::atomic<bool> has_failed_call{false};
   std::array<std::atomic<std::uint64_t>, kMostProcessesThatDie> done{};  // by process
-  std::array<std::atomic<bool>, kMostProcessesThatDie> has_hasty_end{};  // likewise
+  std::array<std::atomic<bool>, kMostProcessesThatDie> ends_at_once{};   // likewise
 };
 
 SharedCounts& shared_counts() {
@@ -517,11 +517,6 @@ bool Faults::has_aborted_any() const {
   return false;
 }
 
-bool Faults::has_lost(std::size_t process) const {
-  const bool has_hasty_end = process < kMostProcessesThatDie && shared_counts().has_hasty_end[process];
-  return has_hasty_end || has_aborted(process) || (kinds.contains(Fault::kDeath) && death_of(process) != kNever);
-}
-
 bool Faults::has_lost_any() const {
   for (std::size_t process = 0; process < dies_at.size(); ++process) {
     if (has_lost(process)) return true;
@@ -561,7 +556,7 @@ void reset_fault_counts() {
   counts.failed_processes = 0;
   counts.has_failed_call = false;
   for (std::atomic<std::uint64_t>& done : counts.done) done = 0;
-  for (std::atomic<bool>& has_hasty_end : counts.has_hasty_end) has_hasty_end = false;
+  for (std::atomic<bool>& ends : counts.ends_at_once) ends = false;
 }
 
 FaultCounts fault_counts() {
@@ -588,8 +583,12 @@ void note_failed_call() {
   shared_counts().has_failed_call = true;
 }
 
-void note_hasty_end() {
-  shared_counts().has_hasty_end[own_process()] = true;
+void note_end_at_once() {
+  shared_counts().ends_at_once[own_process()] = true;
+}
+
+bool ends_at_once(std::size_t process) {
+  return shared_counts().ends_at_once[process];
 }
 
 void count_failed_process() {

@@ -94,8 +94,10 @@ struct Faults {
 
   bool has_aborted(std::size_t process) const;
   bool has_aborted_any() const;
-  // Whether it has died or aborted in this run, or waits for nobody when it closes its connections.
-  bool has_lost(std::size_t process) const;
+  // Whether it has died or aborted in this run.
+  bool has_lost(std::size_t process) const {
+    return has_aborted(process) || (kinds.contains(Fault::kDeath) && death_of(process) != kNever);
+  }
   bool has_lost_any() const;
   // At the begin of a process.
   bool may_leave_no_port() const { return kinds.contains(Fault::kPort) || kinds.contains(Fault::kGid); }
@@ -135,8 +137,10 @@ FaultCounts fault_counts();
 // Counts what a warning of the plugin shows.
 void count_faults_in(std::string_view line);
 void count_failed_process();
-// A connection of this process has failed, as it may: its finalize ends the others at once.
-void note_hasty_end();
+// A connection of this process has failed, as it may, and all calls for its connections have been made: its finalize
+// ends those that it has closed at once.
+void note_end_at_once();
+bool ends_at_once(std::size_t process);
 // A message, put, signal or get of this process is done.
 void count_done();
 

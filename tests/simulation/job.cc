@@ -142,7 +142,7 @@ class Process {
       add(connection.sender());
       record("bytes checked", static_cast<std::int64_t>(connection.bytes_checked()));
     }
-    if (has_failed_) note_hasty_end();
+    if (has_failed_) note_end_at_once();
     if (!rank) return;
     add(rank->calls());
     record("bytes checked", static_cast<std::int64_t>(rank->bytes_checked()));
