@@ -272,6 +272,13 @@ print(json.dumps({{
         self.assertEqual(path, "/sys/devices/pci0abc:3b/0abc:3b:02.5")
         self.assertEqual(self.shell(f"cat {card}0/class", **settings), ["0x020000"])
 
+    def test_data_direct_interfaces(self):
+        settings = {"SOFTVERBS_DATA_DIRECT": "0abc:41:00.0"}
+        (path,) = self.shell("realpath /sys/bus/pci/devices/0abc:41:00.0", **settings)
+        self.assertEqual(path, "/sys/devices/pci0abc:41/0abc:41:00.0")
+        self.assertEqual(self.shell(f"cat {path}/class; ! test -e {path}/infiniband", **settings), ["0x020000"])
+        self.check_device(*self.shell(self.RESOLVE, **settings), **settings)
+
     def test_device_of_the_machine(self):
         for address in sorted(os.listdir("/sys/bus/pci/devices")) if os.path.isdir("/sys/bus/pci/devices") else []:
             real = os.path.realpath(f"/sys/bus/pci/devices/{address}")

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <cerrno>
+#include <cstddef>
+#include <cstdint>
 #include <type_traits>
 
 #include "base/result.h"
@@ -33,6 +35,9 @@ Result<EventPipe> make_event_pipe();
 // Reads one byte from a pipe; waits for it unless the program made the descriptor non-blocking. False: failed, see
 // errno. With the inline engine it also executes work that is due meanwhile, because no other thread would.
 bool await_event(int fd, Process& process);
+
+ibv_mr* reg_dmabuf_mr(ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova, int fd, int access,
+                      bool data_direct);
 
 // Sets the verbs that the header calls through verbs_context.
 void fill_extended_calls(Context& context);

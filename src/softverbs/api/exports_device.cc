@@ -12,7 +12,10 @@
 #include <cstring>
 #include <list>
 #include <memory>
+#include <string>
+#include <string_view>
 
+#include "softverbs/api/device.h"
 #include "softverbs/api/exports.h"
 #include "softverbs/engine/call.h"
 #include "softverbs/engine/completion_queue.h"
@@ -28,18 +31,33 @@
 namespace verbatim::softverbs {
 namespace {
 
-std::array<ibv_device, kMaxDevices>& devices() {
-  static std::array<ibv_device, kMaxDevices> instance = [] {
-    std::array<ibv_device, kMaxDevices> all{};
+// The kernel's path of a PCI device, without "/sys".
+void fill_pci_path(const std::string& address, char (&path)[PATH_MAX]) {
+  constexpr std::size_t kSys = std::string_view("/sys").size();
+  char real[PATH_MAX];
+  const std::string found = ::realpath(("/sys/bus/pci/devices/" + address).c_str(), real) != nullptr
+                                ? std::string(real)
+                                : invented_pci_path(address);
+  std::snprintf(path, sizeof path, "%s", found.c_str() + kSys);
+}
+
+std::array<Device, kMaxDevices>& devices() {
+  static std::array<Device, kMaxDevices> instance = [] {
+    std::array<Device, kMaxDevices> all{};
+    const Settings* const settings = verbatim::softverbs::settings();
     for (std::size_t index = 0; index < all.size(); ++index) {
-      ibv_device& device = all[index];
+      Device& device = all[index];
       device.node_type = IBV_NODE_CA;
       device.transport_type = IBV_TRANSPORT_IB;
-      std::snprintf(device.name, sizeof device.name, "softverbs%zu", index);
+      std::snprintf(device.name, sizeof device.name, "%s%zu", kDeviceNamePrefix.data(), index);
       std::snprintf(device.dev_name, sizeof device.dev_name, "uverbs%zu", index);
       // These files do not exist, because there is no kernel device.
       std::snprintf(device.dev_path, sizeof device.dev_path, "/sys/class/infiniband_verbs/%s", device.dev_name);
       std::snprintf(device.ibdev_path, sizeof device.ibdev_path, "/sys/class/infiniband/%s", device.name);
+      device.is_mlx5 = settings != nullptr && !settings->data_direct.empty();
+      device.reg_dmabuf_mr = reg_dmabuf_mr;
+      if (settings != nullptr && index < settings->data_direct.size())
+        fill_pci_path(settings->data_direct[index], device.data_direct);
     }
     return all;
   }();
@@ -47,7 +65,7 @@ std::array<ibv_device, kMaxDevices>& devices() {
 }
 
 std::uint32_t index_of(const ibv_device& device) {
-  return static_cast<std::uint32_t>(&device - devices().data());
+  return static_cast<std::uint32_t>(static_cast<const Device*>(&device) - devices().data());
 }
 
 Result<ibv_device**> list_devices(int* count) {

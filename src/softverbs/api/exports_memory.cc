@@ -32,6 +32,16 @@ ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova
 }
 
 }  // namespace
+
+ibv_mr* reg_dmabuf_mr(ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova, int fd, int access,
+                      bool data_direct) {
+  if (begin_call(Verb::kRegDmabufMr, pd->context) != 0) return nullptr;
+  return call_and_return_pointer([&] {
+    return register_dmabuf(context_of(pd->context), pd, offset, length, iova, fd, static_cast<unsigned>(access),
+                           data_direct);
+  });
+}
+
 }  // namespace verbatim::softverbs
 
 using namespace verbatim::softverbs;
@@ -85,10 +95,7 @@ SOFTVERBS_EXPORT ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* address, std::size_t
 
 SOFTVERBS_EXPORT ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova,
                                            int fd, int access) {
-  if (begin_call(Verb::kRegDmabufMr, pd->context) != 0) return nullptr;
-  return call_and_return_pointer([&] {
-    return register_dmabuf(context_of(pd->context), pd, offset, length, iova, fd, static_cast<unsigned>(access));
-  });
+  return reg_dmabuf_mr(pd, offset, length, iova, fd, access, false);
 }
 
 SOFTVERBS_EXPORT int ibv_rereg_mr(ibv_mr*, int, ibv_pd*, void*, std::size_t, int) {

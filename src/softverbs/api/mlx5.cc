@@ -1,13 +1,9 @@
-// libmlx5.so.1 of softverbs: reports that none of the devices is an mlx5 device, and refuses every other call. Programs
-// that link with libmlx5, such as UCX and pyverbs, load it only if it has every symbol and version. rdma-core's libmlx5
-// cannot take its place on every machine: that of release 57 and later requests other private symbols of libibverbs.
+// libmlx5.so.1 of softverbs: all calls but those of mlx5_data_direct.cc, which are refused. Programs that link with
+// libmlx5, such as UCX and pyverbs, load it only if it has every symbol and version. rdma-core's libmlx5 cannot take
+// its place on every machine: that of release 57 and later requests other private symbols of libibverbs.
 #include "softverbs/api/refusals.h"
 
 extern "C" {
-
-SOFTVERBS_EXPORT bool mlx5dv_is_supported(const void*) {
-  return false;
-}
 
 SOFTVERBS_REFUSES(_mlx5dv_mkey_check)
 SOFTVERBS_REFUSES(_mlx5dv_query_port)
@@ -62,14 +58,12 @@ SOFTVERBS_REFUSES(mlx5dv_dump_dr_matcher)
 SOFTVERBS_REFUSES(mlx5dv_dump_dr_rule)
 SOFTVERBS_REFUSES(mlx5dv_dump_dr_table)
 SOFTVERBS_REFUSES(mlx5dv_get_clock_info)
-SOFTVERBS_REFUSES(mlx5dv_get_data_direct_sysfs_path)
 SOFTVERBS_REFUSES(mlx5dv_init_obj)
 SOFTVERBS_REFUSES(mlx5dv_map_ah_to_qp)
 SOFTVERBS_REFUSES(mlx5dv_modify_qp_lag_port)
 SOFTVERBS_REFUSES(mlx5dv_modify_qp_sched_elem)
 SOFTVERBS_REFUSES(mlx5dv_modify_qp_udp_sport)
 SOFTVERBS_REFUSES(mlx5dv_qp_cancel_posted_send_wrs)
-SOFTVERBS_REFUSES(mlx5dv_query_device)
 SOFTVERBS_REFUSES(mlx5dv_query_qp_lag_port)
 SOFTVERBS_REFUSES(mlx5dv_reserved_qpn_alloc)
 SOFTVERBS_REFUSES(mlx5dv_reserved_qpn_dealloc)
@@ -133,7 +127,6 @@ SOFTVERBS_RETURNS_NULL(mlx5dv_get_vfio_device_list)
 SOFTVERBS_RETURNS_NULL(mlx5dv_open_device)
 SOFTVERBS_RETURNS_NULL(mlx5dv_pp_alloc)
 SOFTVERBS_RETURNS_NULL(mlx5dv_qp_ex_from_ibv_qp_ex)
-SOFTVERBS_RETURNS_NULL(mlx5dv_reg_dmabuf_mr)
 SOFTVERBS_RETURNS_NULL(mlx5dv_sched_leaf_create)
 SOFTVERBS_RETURNS_NULL(mlx5dv_sched_node_create)
 SOFTVERBS_RETURNS_NULL(mlx5dv_var_import)

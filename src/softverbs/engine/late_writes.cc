@@ -137,8 +137,8 @@ bool hold_back(LateQueue& queue, std::uint64_t address, const std::byte* from, s
 std::uint64_t show_due(Process& process) {
   std::uint64_t next_ns = kAll;
   for (std::uint32_t device = 0; device < process.settings().devices; ++device) {
-    for (const bool is_gpu : {false, true}) {
-      LateQueue* const queue = late_queue(process.segment(), device, is_gpu);
+    for (const MemoryPath path : kMemoryPaths) {
+      LateQueue* const queue = late_queue(process.segment(), device, path);
       if (queue == nullptr) continue;
       const std::uint32_t asked = queue->asked.load(std::memory_order_seq_cst);
       const bool is_asked = asked != queue->answered.load(std::memory_order_relaxed);
@@ -176,15 +176,17 @@ void* show_late_writes_in_time(void* argument) {
 }  // namespace
 
 Status prepare_late_writes(Process& process) {
-  const std::uint32_t delays_ms[] = {process.settings().late_host_ms, process.settings().late_gpu_ms};
+  const Settings& settings = process.settings();
+  const std::uint32_t delays_ms[] = {settings.late_host_ms, settings.late_gpu_ms,
+                                     settings.data_direct.empty() ? 0 : settings.late_gpu_ms};  // by MemoryPath
   Segment& segment = process.segment();
-  for (std::uint32_t device = 0; device < process.settings().devices; ++device) {
-    for (std::size_t kind = 0; kind < std::size(delays_ms); ++kind) {
-      if (delays_ms[kind] == 0) continue;
+  for (std::uint32_t device = 0; device < settings.devices; ++device) {
+    for (std::size_t path = 0; path < std::size(delays_ms); ++path) {
+      if (delays_ms[path] == 0) continue;
       const Result<std::uint64_t> offset = process.arena().allocate(sizeof(LateQueue));
       if (!offset) return offset.error();
-      at_offset<LateQueue>(segment, *offset)->delay_ns = delays_ms[kind] * kNanosecondsPerMillisecond;
-      segment.ports[device].late_queues[kind] = *offset;
+      at_offset<LateQueue>(segment, *offset)->delay_ns = delays_ms[path] * kNanosecondsPerMillisecond;
+      segment.ports[device].late_queues[path] = *offset;
       segment.has_late_writes = 1;
     }
   }
@@ -209,9 +211,9 @@ CopyResult write_late(const ProcessView& target, Incarnation me, std::uint32_t d
   for_each_pair(to, source, [&](std::byte* to_bytes, const std::byte* from_bytes, std::size_t count) {
     if (result != CopyResult::kDone) return;
     const auto address = reinterpret_cast<std::uintptr_t>(to_bytes);
-    const bool is_gpu = is_gpu_address(address);
-    if (LateQueue* const queue = late_queue(target.segment(), device, is_gpu); queue != nullptr) {
-      if (!is_gpu && target.known_copy_path() == ProcessView::CopyPath::kNone) {
+    const MemoryPath path = path_to(address);
+    if (LateQueue* const queue = late_queue(target.segment(), device, path); queue != nullptr) {
+      if (path == MemoryPath::kHost && target.known_copy_path() == ProcessView::CopyPath::kNone) {
         result = CopyResult::kForbidden;
         return;
       }
@@ -220,7 +222,7 @@ CopyResult write_late(const ProcessView& target, Incarnation me, std::uint32_t d
           SharedLockGuard lock(queue->lock, me);
           is_held = hold_back(*queue, address, from_bytes, static_cast<std::uint32_t>(count));
         }
-        if (!is_held) result = show_late_writes(target, me, device, is_gpu);
+        if (!is_held) result = show_late_writes(target, me, device, path);
       }
       return;
     }
@@ -234,10 +236,10 @@ CopyResult write_late(const ProcessView& target, Incarnation me, std::uint32_t d
   return result;
 }
 
-CopyResult show_late_writes(const ProcessView& target, Incarnation me, std::uint32_t device, bool is_gpu) {
-  LateQueue* const queue = late_queue(target.segment(), device, is_gpu);
+CopyResult show_late_writes(const ProcessView& target, Incarnation me, std::uint32_t device, MemoryPath path) {
+  LateQueue* const queue = late_queue(target.segment(), device, path);
   if (queue == nullptr) return CopyResult::kDone;
-  const bool is_reachable = !is_gpu && target.known_copy_path() == ProcessView::CopyPath::kDirect;
+  const bool is_reachable = path == MemoryPath::kHost && target.known_copy_path() == ProcessView::CopyPath::kDirect;
   if (!target.is_own() && !is_reachable) return have_owner_show(target, me, *queue);
   SharedLockGuard lock(queue->lock, me);
   return show(target, *queue, kAll);

@@ -146,7 +146,7 @@ bool is_on_gpu(const GpuAllocation& first, std::uint64_t address, std::size_t le
 
 // Prepares what copies of the memory need.
 Result<GpuRegion> prepare_gpu_memory(Process& process, const GpuAllocation& allocation, std::uint64_t address,
-                                     std::size_t length) {
+                                     std::size_t length, bool data_direct) {
   if (length == 0 || address + length < address) return system_error("register_memory", EINVAL);
   if (!is_on_gpu(allocation, address, length)) return system_error("register_memory", EFAULT);
   const Result<Gpu*> gpu = Gpu::open(allocation.gpu);
@@ -154,7 +154,7 @@ Result<GpuRegion> prepare_gpu_memory(Process& process, const GpuAllocation& allo
   const CurrentGpu current(**gpu);  // the thread that registers need not have a context
   if (!current.is_set()) return system_error("cuCtxPushCurrent", EIO);
   if (Status prepared = prepare_staging(process.registry(), process.segment()); !prepared) return prepared.error();
-  GpuRegion region{mark_gpu_address(allocation.gpu, address), 0};
+  GpuRegion region{mark_gpu_address(allocation.gpu, data_direct, address), 0};
   if (!process.settings().copies_directly) return region;
   if (Status started = start_importer(); !started) return started.error();
   const bool is_one = address + length <= allocation.start + round_up(allocation.bytes, kGpuPageBytes);
@@ -222,9 +222,9 @@ Result<Mr*> make_region(Context& context, ibv_pd* pd, RegionMemory memory, std::
 }
 
 Result<Mr*> make_gpu_region(Context& context, ibv_pd* pd, const GpuAllocation& allocation, std::uint64_t address,
-                            std::size_t length, std::uint64_t iova, unsigned access) {
+                            std::size_t length, std::uint64_t iova, unsigned access, bool data_direct = false) {
   Process& process = *context.process;
-  const Result<GpuRegion> region = prepare_gpu_memory(process, allocation, address, length);
+  const Result<GpuRegion> region = prepare_gpu_memory(process, allocation, address, length, data_direct);
   if (!region) return region.error();
   Exported exported{process.segment(), region->number};
   Result<Mr*> mr =
@@ -248,14 +248,17 @@ Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::si
 }
 
 Result<Mr*> register_dmabuf(Context& context, ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova,
-                            int fd, unsigned access) {
+                            int fd, unsigned access, bool data_direct) {
   const Settings& settings = context.process->settings();
   const bool takes_gpu_memory = settings.takes(GpuMemory::kDmabuf) && cuda::driver() != nullptr;
   if (!settings.dmabuf && !takes_gpu_memory) return system_error("reg_dmabuf_mr", EOPNOTSUPP);
+  // As in Linux, mlx5/mr.c, reg_user_mr_dmabuf_by_data_direct.
+  if (data_direct && iova % kPageBytes != 0) return system_error("reg_dmabuf_mr", EOPNOTSUPP);
+  if (data_direct && context.device >= settings.data_direct.size()) return system_error("reg_dmabuf_mr", EINVAL);
   if (::fcntl(fd, F_GETFD) < 0) return system_error("reg_dmabuf_mr", EBADF);
   if (takes_gpu_memory) {
     if (const std::optional<GpuAllocation> allocation = find_gpu_allocation(iova, length)) {
-      return make_gpu_region(context, pd, *allocation, iova, length, iova, access);
+      return make_gpu_region(context, pd, *allocation, iova, length, iova, access, data_direct);
     }
   }
   if (!settings.dmabuf) return system_error("reg_dmabuf_mr", EINVAL);  // not the dma-buf of the memory at `iova`
@@ -296,8 +299,7 @@ void deregister_memory(Mr& mr) {
   });
   // What the device holds back it has acknowledged, so it is written and not dropped. Later it must not be written.
   const std::uint32_t device = context_of(mr.context).device;
-  while (show_late_writes(process.view(), process.me(), device, is_gpu_address(shared.address)) ==
-         CopyResult::kProcessDead) {
+  while (show_late_writes(process.view(), process.me(), device, path_to(shared.address)) == CopyResult::kProcessDead) {
   }
   await_copies(process.segment());
   await_gpu_copies(process);

@@ -20,11 +20,12 @@ Result<Mr*> register_memory(Context& context, ibv_pd* pd, void* address, std::si
                             unsigned access);
 // If `iova` is the address of GPU memory, registers `length` bytes there; `fd` must be a valid descriptor, that of
 // CUDA's dma-buf. Else, with SOFTVERBS_DMABUF=1, registers `length` bytes from `offset` of any descriptor that mmap
-// accepts; the device maps them itself, so the program need not have a mapping. EBADF: no such descriptor. EOPNOTSUPP:
-// the program has not loaded CUDA, or SOFTVERBS_GPU_MEMORY forbids it, and SOFTVERBS_DMABUF is 0. EINVAL: anything
-// else.
+// accepts; the device maps them itself, so the program need not have a mapping. `data_direct`: the device reaches GPU
+// memory through its Data Direct interface. EBADF: no such descriptor. EOPNOTSUPP: the program has not loaded CUDA, or
+// SOFTVERBS_GPU_MEMORY forbids it, and SOFTVERBS_DMABUF is 0; or `data_direct` and an `iova` within a page. EINVAL:
+// `data_direct` without such an interface; anything else.
 Result<Mr*> register_dmabuf(Context& context, ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova,
-                            int fd, unsigned access);
+                            int fd, unsigned access, bool data_direct);
 // For a forked child: pinned memory is not inherited, so the parent's regions do not count for it.
 void forget_regions_of_parent();
 // When it returns, no work request of any process accesses the region.

@@ -164,8 +164,8 @@ bool show_before_answer(const Qp& qp, const Packets& packets, Spans& local) {
   if (process.segment().has_late_writes == 0) return true;
   if (packets.opcode != IBV_WR_RDMA_READ && !is_atomic(static_cast<std::uint8_t>(packets.opcode))) return true;
   return std::all_of(local.items(), local.items() + local.count(), [&](const iovec& span) {
-    const bool is_gpu = is_gpu_address(reinterpret_cast<std::uintptr_t>(span.iov_base));
-    return show_late_writes(process.view(), process.me(), qp.shared->device, is_gpu) == CopyResult::kDone;
+    const MemoryPath path = path_to(reinterpret_cast<std::uintptr_t>(span.iov_base));
+    return show_late_writes(process.view(), process.me(), qp.shared->device, path) == CopyResult::kDone;
   });
 }
 

@@ -304,7 +304,8 @@ class Responder {
     Spans spans;
     if (!find_remote_spans(IBV_ACCESS_REMOTE_READ, spans)) return refuse(Response::kAccessError);
     if (packets_.bytes != 0) {
-      const Response shown = moved_or_refused(show_late(spans.has_gpu_memory()));
+      const Response shown =
+          moved_or_refused(show_late(path_to(reinterpret_cast<std::uintptr_t>(spans.items()->iov_base))));
       if (shown != Response::kAck) return shown;
     }
     return moved_or_refused(copy_from(process_, local_, spans));
@@ -320,8 +321,8 @@ class Responder {
     if (address == 0) return refuse(Response::kAccessError);
     if (is_gpu_address(address) && segment_.ports[qp_.device].refuses_gpu_atomics != 0)
       return refuse(Response::kOperationalError);
-    CopyResult shown = show_late(false);
-    if (shown == CopyResult::kDone && is_gpu_address(address)) shown = show_late(true);
+    CopyResult shown = show_late(MemoryPath::kHost);
+    if (shown == CopyResult::kDone && is_gpu_address(address)) shown = show_late(path_to(address));
     if (shown != CopyResult::kDone) return moved_or_refused(shown);
     const bool excludes_own = segment_.ports[qp_.device].excludes_own_atomics != 0;
     // Several processes may reach one address of a GPU.
@@ -384,14 +385,14 @@ class Responder {
     if (segment_.has_late_writes == 0) return false;
     return std::any_of(to.items(), to.items() + to.count(), [&](const iovec& span) {
       const auto address = reinterpret_cast<std::uintptr_t>(span.iov_base);
-      return late_queue(segment_, qp_.device, is_gpu_address(address)) != nullptr;
+      return late_queue(segment_, qp_.device, path_to(address)) != nullptr;
     });
   }
 
-  // Makes visible what this device has written before to one kind of memory.
-  CopyResult show_late(bool is_gpu) {
+  // Makes visible what this device has written before on one path.
+  CopyResult show_late(MemoryPath path) {
     if (segment_.has_late_writes == 0) return CopyResult::kDone;
-    return show_late_writes(process_, me_, qp_.device, is_gpu);
+    return show_late_writes(process_, me_, qp_.device, path);
   }
 
   Response moved_or_refused(CopyResult result) {
@@ -479,7 +480,7 @@ class Responder {
   Response finish_receive(const Cqe& entry) {
     // The completion is a write behind what the device has written to host memory. If that cannot be visible now, the
     // sender repeats the message, for which the receive stays open.
-    if (show_late(false) != CopyResult::kDone) {
+    if (show_late(MemoryPath::kHost) != CopyResult::kDone) {
       qp_.open.filled = kWholeMessage;
       return Response::kNoResponse;
     }

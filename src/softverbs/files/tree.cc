@@ -145,6 +145,7 @@ class TreeMaker {
 
   Tree make() {
     for (std::uint32_t device = 0; device < settings_.devices; ++device) add_device(device);
+    for (const std::string& address : settings_.data_direct) pci_device(address);
     // The directory lists the devices of the machine and ours.
     std::string all = kPciDevices;
     all.pop_back();
@@ -173,7 +174,10 @@ class TreeMaker {
   // Its path in /sys/devices.
   std::string pci_device(std::uint32_t device) {
     const bool chosen = device < settings_.pci.size();
-    const std::string address = chosen ? settings_.pci[device] : text("5356:%02x:00.0", device + 1);
+    return pci_device(chosen ? settings_.pci[device] : text("5356:%02x:00.0", device + 1));
+  }
+
+  std::string pci_device(const std::string& address) {
     const std::string real = real_path(kPciDevices + address);
     if (!real.empty()) return add_real_device(real, address);
     return add_invented_device(address);
@@ -216,7 +220,7 @@ class TreeMaker {
       serve("/sys/class/pci_bus/" + bus);
       if (real_path(root).empty()) serve(root);
     }
-    return root + "/" + address;
+    return invented_pci_path(address);
   }
 
   // A driver for peer memory needs a driver of the device.

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstdio>
 #include <cstring>
+#include <string_view>
 
 namespace verbatim::softverbs {
 namespace {
@@ -56,6 +57,10 @@ ibv_gid ipv4_gid(std::uint32_t device) {
 
 ibv_mtu mtu_of(std::uint32_t bytes) {
   return static_cast<ibv_mtu>(std::countr_zero(bytes) - 7);
+}
+
+std::string invented_pci_path(const std::string& address) {
+  return "/sys/devices/pci" + address.substr(0, std::string_view("0000:00").size()) + "/" + address;
 }
 
 __be64 device_guid(std::uint32_t device) {

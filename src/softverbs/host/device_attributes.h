@@ -4,6 +4,7 @@
 #include <infiniband/verbs.h>
 
 #include <cstdint>
+#include <string>
 
 #include "softverbs/host/layout.h"
 #include "softverbs/host/settings.h"
@@ -20,6 +21,9 @@ constexpr std::uint32_t mtu_bytes(ibv_mtu mtu) {
   return 128U << mtu;
 }
 ibv_mtu mtu_of(std::uint32_t bytes);
+
+// Of a PCI device that the machine does not have.
+std::string invented_pci_path(const std::string& address);
 
 // In network order. A device has the same GUID in every process of the host.
 __be64 device_guid(std::uint32_t device);

@@ -130,7 +130,7 @@ struct SharedPort {
   std::uint32_t excludes_own_atomics;  // and not those of other devices
   std::uint32_t refuses_gpu_atomics;
   std::uint32_t flush_delay_ns;  // from the error state of a QP to its flush completions
-  std::uint64_t late_queues[2];  // offsets of a LateQueue for host memory and one for GPU memory; 0: none
+  std::uint64_t late_queues[3];  // offsets of a LateQueue for each MemoryPath; 0: none
   std::atomic<std::uint32_t> link_down;
   std::atomic<std::uint32_t> fatal;        // the device had a fatal error
   std::atomic<std::uint32_t> unreachable;  // bit 1 << device: nothing passes between this port and that device

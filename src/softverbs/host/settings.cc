@@ -309,8 +309,8 @@ bool read_faults(FaultScript& faults) {
 }
 
 // "0000:3b:00.0,0000:3b:00.1"
-bool read_pci(std::vector<std::string>& addresses) {
-  const char* given = std::getenv("SOFTVERBS_PCI");
+bool read_pci(const char* name, std::vector<std::string>& addresses) {
+  const char* given = std::getenv(name);
   if (given == nullptr) return true;
   constexpr std::string_view kShape = "0000:00:00.0";
   const auto fits = [](char c, char shape) {
@@ -322,9 +322,9 @@ bool read_pci(std::vector<std::string>& addresses) {
     for (char& c : address) c = c >= 'A' && c <= 'F' ? static_cast<char>(c - 'A' + 'a') : c;
     if (address.size() != kShape.size() || !std::equal(address.begin(), address.end(), kShape.begin(), fits)) {
       VERBATIM_WARN(
-          "SOFTVERBS_PCI=%s is refused: the value must be a list of PCI addresses such as 0000:3b:00.0, separated by "
-          "commas. The program sees no device",
-          given);
+          "%s=%s is refused: the value must be a list of PCI addresses such as 0000:3b:00.0, separated by commas. The "
+          "program sees no device",
+          name, given);
       return false;
     }
     addresses.push_back(std::move(address));
@@ -365,7 +365,8 @@ std::optional<Settings> read_settings() {
   if (!read_speed_gbps(result.speed_gbps)) return std::nullopt;
   if (!read_name_space(result.name_space)) return std::nullopt;
   if (!read_directory(result.directory)) return std::nullopt;
-  if (!read_pci(result.pci)) return std::nullopt;
+  if (!read_pci("SOFTVERBS_PCI", result.pci)) return std::nullopt;
+  if (!read_pci("SOFTVERBS_DATA_DIRECT", result.data_direct)) return std::nullopt;
   if (!read_faults(result.faults)) return std::nullopt;
   if (const char* file = std::getenv("SOFTVERBS_TRACE"); file != nullptr) result.trace_file = file;
   if (const char* file = std::getenv("SOFTVERBS_STATS"); file != nullptr) result.stats_file = file;

@@ -77,7 +77,8 @@ struct Settings {
   std::string trace_file;        // SOFTVERBS_TRACE
   std::string stats_file;        // SOFTVERBS_STATS, %p not yet replaced by the pid
   std::vector<std::string> pci;  // SOFTVERBS_PCI: the PCI addresses of the first devices
-  FaultScript faults;            // SOFTVERBS_FAULTS, preceded by SOFTVERBS_SEED as a seed clause
+  std::vector<std::string> data_direct;  // SOFTVERBS_DATA_DIRECT: those of their Data Direct interfaces
+  FaultScript faults;                    // SOFTVERBS_FAULTS, preceded by SOFTVERBS_SEED as a seed clause
 
   std::uint32_t devices = 1;
   std::uint32_t late_host_ms = 0;  // from a write to host memory until it is visible

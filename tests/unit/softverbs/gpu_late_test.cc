@@ -1,11 +1,14 @@
 // SOFTVERBS_LATE_GPU_MS: what a device has written to GPU memory is visible some time after the completion of a
 // receive, and what makes it visible. Where a test says that nothing is visible yet, the time is an hour.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <utility>
 
+#include "base/unique_fd.h"
 #include "gpu_fixture.h"
 
 namespace verbatim::test {
@@ -193,6 +196,39 @@ TEST(GpuLateOrder, ReceiveIntoBothKinds_ShowsHostMemoryOnly) {
     EXPECT_TRUE(late.is_untouched());
     late.flush_by_its_device();
     EXPECT_EQ(late.pair.target.find_wrong_byte(0, kHalf, 1), std::nullopt);
+  });
+}
+
+// Memory that is also registered for Data Direct: nothing orders the writes on the two paths.
+TEST(GpuLateOrder, DataDirect_IsAPathOfItsOwn) {
+  check_in_new_process({{"SOFTVERBS_LATE_GPU_MS", "3600000"}, {"SOFTVERBS_DATA_DIRECT", "5356:41:00.0"}}, [] {
+    using Register = ibv_mr*(ibv_pd*, std::uint64_t, std::size_t, std::uint64_t, int, int, int);
+    void* const mlx5 = dlopen(std::getenv("MLX5_TEST_LIBRARY"), RTLD_NOW | RTLD_LOCAL);
+    ASSERT_NE(mlx5, nullptr) << dlerror();
+    auto* const register_dmabuf = reinterpret_cast<Register*>(dlvsym(mlx5, "mlx5dv_reg_dmabuf_mr", "MLX5_1.25"));
+    ASSERT_NE(register_dmabuf, nullptr);
+    const LateGpuTarget late;
+    const std::uint64_t page = late.pair.target.address() / 4096 * 4096;
+    const UniqueFd dmabuf(dmabuf_of(late.pair.target.address(), kLateGpuBytes));
+    constexpr int kDataDirect = 1;
+    const Mr direct(register_dmabuf(late.pair.device.pd.get(), 0, kLateGpuBytes + 4096, page, dmabuf.get(),
+                                    kAtomicAccess, kDataDirect));
+    ASSERT_NE(direct, nullptr);
+    const SendOptions by_direct{.remote_addr = late.pair.target.address(), .rkey = direct->rkey};
+
+    ASSERT_EQ(post(late.pair.a.qp(), IBV_WR_RDMA_WRITE, {late.pair.source.sge()}, by_direct), 0);
+    EXPECT_EQ(poll_one(late.pair.a.send_cq()).status, IBV_WC_SUCCESS);
+    late.flush_by_its_device();
+    EXPECT_TRUE(late.is_untouched());
+    LateGpuTarget::flush(late.loop, late.into, by_direct);
+    EXPECT_TRUE(late.has_arrived());
+
+    late.pair.target.poison();
+    late.write();
+    LateGpuTarget::flush(late.loop, late.into, by_direct);
+    EXPECT_TRUE(late.is_untouched());
+    late.flush_by_its_device();
+    EXPECT_TRUE(late.has_arrived());
   });
 }
 

@@ -1,12 +1,19 @@
 // The libmlx5.so.1 of softverbs (path in MLX5_TEST_LIBRARY): it has the symbols and versions that programs request, and
-// supports no device.
+// supports softverbs' devices if SOFTVERBS_DATA_DIRECT is set. It is here, for the first of two devices.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <infiniband/mlx5dv.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
+#include <string>
 
+#include "base/unique_fd.h"
+#include "support/verbs_fixture.h"
+
+namespace verbatim::test {
 namespace {
 
 class Mlx5Library : public testing::Test {
@@ -28,7 +35,7 @@ class Mlx5Library : public testing::Test {
   void* library = nullptr;
 };
 
-TEST_F(Mlx5Library, AnyDevice_IsNotSupported) {
+TEST_F(Mlx5Library, DeviceOfAnotherLibibverbs_IsNotSupported) {
   auto* const is_supported = find<decltype(mlx5dv_is_supported)>("mlx5dv_is_supported", "MLX5_1.8");
   ASSERT_NE(is_supported, nullptr);
   ibv_device device{};
@@ -91,4 +98,67 @@ TEST_F(Mlx5Library, Symbols_HaveTheirVersions) {
   }
 }
 
+class Mlx5DataDirect : public Mlx5Library {
+ protected:
+  static constexpr int kDataDirect = 1;  // MLX5DV_REG_DMABUF_ACCESS_DATA_DIRECT
+  static constexpr std::size_t kBytes = 4096;
+
+  void SetUp() override {
+    Mlx5Library::SetUp();
+    get_path = find<int(ibv_context*, char*, std::size_t)>("mlx5dv_get_data_direct_sysfs_path", "MLX5_1.25");
+    reg_mr = find<ibv_mr*(ibv_pd*, std::uint64_t, std::size_t, std::uint64_t, int, int, int)>("mlx5dv_reg_dmabuf_mr",
+                                                                                              "MLX5_1.25");
+    ASSERT_TRUE(get_path != nullptr && reg_mr != nullptr);
+    ASSERT_EQ(ftruncate(file.get(), kBytes), 0);
+  }
+  // 0, or the errno.
+  int error_of(const Device& device, std::uint64_t iova, int fd, int mlx5_access) {
+    errno = 0;
+    const Mr mr(reg_mr(device.pd.get(), 0, kBytes, iova, fd, kAllAccess, mlx5_access));
+    return mr != nullptr ? 0 : errno;
+  }
+
+  int (*get_path)(ibv_context*, char*, std::size_t) = nullptr;
+  ibv_mr* (*reg_mr)(ibv_pd*, std::uint64_t, std::size_t, std::uint64_t, int, int, int) = nullptr;
+  Device with = open_device(0);
+  Device without = open_device(1);
+  UniqueFd file{memfd_create("dmabuf", MFD_CLOEXEC)};  // SOFTVERBS_DMABUF is 1
+};
+
+TEST_F(Mlx5DataDirect, AllDevices_AreMlx5Devices) {
+  auto* const is_supported = find<decltype(mlx5dv_is_supported)>("mlx5dv_is_supported", "MLX5_1.8");
+  auto* const query = find<decltype(mlx5dv_query_device)>("mlx5dv_query_device", "MLX5_1.0");
+  for (const Device* device : {&with, &without}) {
+    EXPECT_TRUE(is_supported(device->context->device));
+    mlx5dv_context attributes{};
+    attributes.flags = 1;
+    attributes.comp_mask = MLX5DV_CONTEXT_MASK_NUM_LAG_PORTS;
+    EXPECT_EQ(query(device->context.get(), &attributes), 0);
+    EXPECT_EQ(attributes.flags, 0U);
+    EXPECT_EQ(attributes.comp_mask, 0U);
+  }
+}
+
+TEST_F(Mlx5DataDirect, SysfsPath_NeedsRoomAndAnInterface) {
+  const std::string path = "/devices/pci5356:41/5356:41:00.0";
+  std::string buffer(64, 'x');
+  ASSERT_EQ(get_path(with.context.get(), buffer.data(), path.size() + 1), 0);
+  EXPECT_STREQ(buffer.c_str(), path.c_str());
+  EXPECT_EQ(buffer[path.size() + 1], 'x');
+  EXPECT_EQ(get_path(with.context.get(), buffer.data(), path.size()), ENOSPC);
+  EXPECT_EQ(get_path(without.context.get(), buffer.data(), buffer.size()), ENODEV);
+}
+
+TEST_F(Mlx5DataDirect, Registration_HasTheErrorsOfTheDriver) {
+  EXPECT_EQ(error_of(with, 0, file.get(), kDataDirect), 0);
+  EXPECT_EQ(error_of(with, 0, file.get(), 0), 0);
+  EXPECT_EQ(error_of(without, 0, file.get(), 0), 0);
+  EXPECT_EQ(error_of(with, 0, -1, kDataDirect), EBADF);
+  EXPECT_EQ(error_of(with, 512, file.get(), 0), 0);
+  EXPECT_EQ(error_of(with, 512, file.get(), kDataDirect), EOPNOTSUPP) << "within a page";
+  EXPECT_EQ(error_of(without, 0, file.get(), kDataDirect), EINVAL) << "no interface";
+  EXPECT_EQ(error_of(with, 0, file.get(), 2), EINVAL) << "no such flag";
+}
+
 }  // namespace
+}  // namespace verbatim::test

@@ -85,7 +85,10 @@ TEST_F(SettingsParser, PciAddresses_AreParsed) {
   });
   for (const char* value : {"3b:00.0", ",0000:3b:00.0", "0000:3b:00.0,0000:3b:00", "0000:3g:00.0", "0000/3b:00.0"}) {
     expect_refused("SOFTVERBS_PCI", value);
+    expect_refused("SOFTVERBS_DATA_DIRECT", value);
   }
+  expect_accepted("SOFTVERBS_DATA_DIRECT", "0000:C1:00.0",
+                  [](const Settings& s) { return s.data_direct == std::vector<std::string>{"0000:c1:00.0"}; });
 }
 
 TEST_F(SettingsParser, MalformedNumber_IsRefused) {
