@@ -17,7 +17,7 @@ struct Device : ibv_device {
   bool is_mlx5;  // SOFTVERBS_DATA_DIRECT is set
   // The path of the Data Direct interface below /sys, as the kernel gives it; empty: the device has none.
   char data_direct[PATH_MAX];
-  // ibv_reg_dmabuf_mr, where `data_direct` says through which interface.
+  // mlx5dv_reg_dmabuf_mr, with its flag.
   ibv_mr* (*reg_dmabuf_mr)(ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova, int fd, int access,
                            bool data_direct);
 };

@@ -36,6 +36,7 @@ Result<EventPipe> make_event_pipe();
 // errno. With the inline engine it also executes work that is due meanwhile, because no other thread would.
 bool await_event(int fd, Process& process);
 
+// mlx5dv_reg_dmabuf_mr.
 ibv_mr* reg_dmabuf_mr(ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova, int fd, int access,
                       bool data_direct);
 

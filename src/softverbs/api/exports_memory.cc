@@ -35,7 +35,7 @@ ibv_mr* reg_mr(ibv_pd* pd, void* address, std::size_t length, std::uint64_t iova
 
 ibv_mr* reg_dmabuf_mr(ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova, int fd, int access,
                       bool data_direct) {
-  if (begin_call(Verb::kRegDmabufMr, pd->context) != 0) return nullptr;
+  if (begin_call(Verb::kMlx5dvRegDmabufMr, pd->context) != 0) return nullptr;
   return call_and_return_pointer([&] {
     return register_dmabuf(context_of(pd->context), pd, offset, length, iova, fd, static_cast<unsigned>(access),
                            data_direct);
@@ -95,7 +95,10 @@ SOFTVERBS_EXPORT ibv_mr* ibv_reg_mr_iova2(ibv_pd* pd, void* address, std::size_t
 
 SOFTVERBS_EXPORT ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* pd, std::uint64_t offset, std::size_t length, std::uint64_t iova,
                                            int fd, int access) {
-  return reg_dmabuf_mr(pd, offset, length, iova, fd, access, false);
+  if (begin_call(Verb::kRegDmabufMr, pd->context) != 0) return nullptr;
+  return call_and_return_pointer([&] {
+    return register_dmabuf(context_of(pd->context), pd, offset, length, iova, fd, static_cast<unsigned>(access), false);
+  });
 }
 
 SOFTVERBS_EXPORT int ibv_rereg_mr(ibv_mr*, int, ibv_pd*, void*, std::size_t, int) {

@@ -45,6 +45,7 @@ class Counter {
   X(kRegMrIova, reg_mr_iova)                     \
   X(kRegMrIova2, reg_mr_iova2)                   \
   X(kRegDmabufMr, reg_dmabuf_mr)                 \
+  X(kMlx5dvRegDmabufMr, mlx5dv_reg_dmabuf_mr)    \
   X(kReregMr, rereg_mr)                          \
   X(kDeregMr, dereg_mr)                          \
   X(kCreateCompChannel, create_comp_channel)     \
