@@ -83,7 +83,11 @@ nccl::Result init_process(int version, nccl::DebugLogger logger, nccl::ProfilerC
     first_init("net", version, logger);
     const MutexLock lock(g_process_context_mutex);
     if (g_process_context.load() != nullptr) return nccl::Result::kSuccess;
-    Result<Context*> opened = open_context(nccl::kNetTrafficClassUndefined, profiler_of(profiler));
+    Result<Config> config = Config::from_environment();
+    if (!config) return to_nccl(config.error());
+    // It needs a flush whatever the GPU, which tables before v9 cannot demand.
+    if (version < 9) config->data_direct = DataDirect::kOff;
+    Result<Context*> opened = open_context(*std::move(config), nccl::kNetTrafficClassUndefined, profiler_of(profiler));
     if (!opened) return to_nccl(opened.error());
     (*opened)->set_process_wide();
     g_process_context.store(*opened);

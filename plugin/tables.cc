@@ -65,7 +65,7 @@ nccl::Result get_properties(int device, Properties* properties) noexcept {
   if constexpr (requires { properties->regIsGlobal; }) properties->regIsGlobal = 1;  // from v8 on
   if constexpr (requires { properties->vProps; }) {                                  // from v9 on
     if (source.members.size() > std::size(properties->vProps.devs)) return nccl::Result::kInvalidArgument;
-    properties->forceFlush = 0;
+    properties->forceFlush = source.force_flush ? 1 : 0;
     properties->vProps.ndevs = static_cast<int>(source.members.size());
     std::copy(source.members.begin(), source.members.end(), properties->vProps.devs);
     properties->maxP2pBytes = nccl::kMaxNetSizeBytes;

@@ -265,6 +265,10 @@ std::vector<Row> rows() {
       {"VERBATIM_RELAXED_ORDERING", "NCCL_IB_PCI_RELAXED_ORDERING", "0 off, 1 on, 2 on if libibverbs supports it", "2",
        "PCIe relaxed ordering for data buffers.",
        one_of(&Config::relaxed_ordering, {{"0", Switch::kOff}, {"1", Switch::kOn}, {"2", Switch::kAuto}})},
+      {"VERBATIM_DATA_DIRECT", "NCCL_IB_DATA_DIRECT", "0, 1 or 2", "1",
+       "Whether a NIC with a Data Direct interface (ConnectX-8) reaches GPU memory through it: 0: no, 1: yes, 2: NCCL "
+       "gets both as devices. See [Data Direct](REFERENCE.md#data-direct).",
+       one_of(&Config::data_direct, {{"0", DataDirect::kOff}, {"1", DataDirect::kOnly}, {"2", DataDirect::kBoth}})},
       {"VERBATIM_ADAPTIVE_ROUTING", "NCCL_IB_ADAPTIVE_ROUTING", "0, 1, or `auto` (also -1, -2)", "auto",
        "Whether the network may reorder packets. If on, the completion of a large message is signalled by a separate "
        "write after the data. That write carries at most the last bytes of the message. Automatic: on for InfiniBand, "

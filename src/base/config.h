@@ -27,6 +27,10 @@ enum class Completion : std::uint8_t { kAuto, kImmediate, kAtomic };
 // How the QPs of a communicator are ordered by number: net/connect/endpoint_pool.h.
 enum class QpOrder : std::uint8_t { kStaggered, kNative };
 
+// Which network devices are made of a port whose device has a Data Direct interface: the port without it, one with it,
+// or both.
+enum class DataDirect : std::uint8_t { kOff, kOnly, kBoth };
+
 struct QpRange {
   unsigned min = 1;
   unsigned max = 1;
@@ -84,7 +88,8 @@ struct Config {
   std::uint16_t pkey_index = 0;
   std::uint8_t timeout = 20;  // 4.096 us * 2^timeout
   std::uint8_t retry_count = 7;
-  Switch relaxed_ordering = Switch::kAuto;          // libibverbs without support: kOn is an error, kAuto means off
+  Switch relaxed_ordering = Switch::kAuto;  // libibverbs without support: kOn is an error, kAuto means off
+  DataDirect data_direct = DataDirect::kOnly;
   Switch adaptive_routing = Switch::kAuto;          // kAuto: on for InfiniBand, off for RoCE
   std::uint64_t adaptive_routing_threshold = 8192;  // bytes
   Completion completion = Completion::kAuto;        // kAuto: kImmediate

@@ -33,6 +33,9 @@ class Device {
   static Result<std::unique_ptr<Device>> open(const Verbs& verbs, const Mlx5* mlx5, ibv_device* device,
                                               bool relaxed_ordering);
 
+  // Asks once for the Data Direct interface. `mlx5`: that of open(). An error is logged.
+  void find_data_direct(const Mlx5& mlx5);
+
   const Verbs& verbs() const { return verbs_; }
   const std::string& name() const { return name_; }  // libibverbs' name, "mlx5_0"
   // ".../infiniband/mlx5_0"; the directory does not exist for a device without a kernel driver.
@@ -42,6 +45,8 @@ class Device {
   const ibv_device_attr& attributes() const { return attributes_; }
   bool is_mlx5() const { return is_mlx5_; }
   const Mlx5Capabilities& mlx5_capabilities() const { return mlx5_capabilities_; }
+  // The directory in /sys of its Data Direct interface, which is a PCI device of its own; empty: none was found.
+  const std::string& data_direct_path() const { return data_direct_path_; }
   // 0: the device supports dma-bufs; else the errno that says why not.
   int dmabuf_errno() const { return dmabuf_errno_; }
   // True for the first caller only, so that the use of peer memory instead of a dma-buf is logged once for each device.
@@ -57,7 +62,7 @@ class Device {
  private:
   // Rvalue references: if a member before them throws, the handles of the caller destroy `pd` before `context`.
   Device(const Verbs& verbs, std::string name, std::string sysfs_path, UniqueContext&& context, UniquePd&& pd,
-         bool relaxed_ordering);
+         bool relaxed_ordering, Mlx5RegDmabufMr reg_data_direct);
 
   const Verbs& verbs_;
   const std::string name_;
@@ -67,6 +72,7 @@ class Device {
   ibv_device_attr attributes_ = {};
   bool is_mlx5_ = false;
   Mlx5Capabilities mlx5_capabilities_;
+  std::string data_direct_path_;
   int dmabuf_errno_ = 0;
   mutable std::atomic<bool> fallback_reported_{false};
   mutable std::atomic<ExecutedReport> executed_report_{ExecutedReport::kNotKnown};

@@ -66,6 +66,7 @@ struct DeviceEnumerator {
       const bool limited = device.error().sys_errno == EAGAIN;
       return skip(name, 0, {limited ? SkipCause::kOpenLimited : SkipCause::kOpenFailed, std::move(reason)});
     }
+    if (mlx5 != nullptr && config.data_direct != DataDirect::kOff) (*device)->find_data_direct(*mlx5);
     const std::size_t ports_before = survey.ports.size();
     for (unsigned port_num = 1; port_num <= (*device)->attributes().phys_port_cnt; ++port_num) {
       add_port(**device, static_cast<std::uint8_t>(port_num));
@@ -154,6 +155,12 @@ struct DeviceEnumerator {
     port.gid = *gid;
     port.adaptive_routing =
         config.adaptive_routing == Switch::kAuto ? !port.is_roce() : config.adaptive_routing == Switch::kOn;
+    const bool has_data_direct = !device.data_direct_path().empty();
+    if (!has_data_direct || config.data_direct == DataDirect::kBoth) survey.ports.push_back(port);
+    if (!has_data_direct) return;
+    port.nccl_name += "_dma";
+    port.pci_path = device.data_direct_path();
+    port.data_direct = true;
     survey.ports.push_back(std::move(port));
   }
 };
@@ -167,8 +174,14 @@ bool sorts_before(const Port& a, const Port& b) {
 
 void number_ports(std::vector<Port>& ports) {
   for (auto port = ports.begin(); port != ports.end(); ++port) {
-    const auto same_nic = [&](const Port& earlier) { return earlier.guid == port->guid; };
-    port->topology_port = 1 + static_cast<std::uint32_t>(std::count_if(ports.begin(), port, same_nic));
+    port->topology_port = 1;
+    for (auto earlier = ports.begin(); earlier != port; ++earlier) {
+      if (earlier->guid != port->guid) continue;
+      port->topology_port = std::max(port->topology_port, earlier->topology_port + 1);
+      if (earlier->name != port->name) continue;
+      port->topology_port = earlier->topology_port;  // the same port, with and without Data Direct
+      break;
+    }
   }
 }
 
@@ -227,10 +240,11 @@ void log_limits(const DeviceSurvey& survey, const std::string& root) {
 void log_port(const Port& port) {
   const char* gpu_memory[] = {"", ", GPU memory by peer memory", ", GPU memory by dma-buf",
                               ", GPU memory by peer memory or dma-buf"};
-  VERBATIM_INFO("%s (for NCCL %s): %s %u Mb/s, GID %s, MTU %u, PCI %s%s%s", port.name.c_str(), port.nccl_name.c_str(),
+  VERBATIM_INFO("%s (for NCCL %s): %s %u Mb/s, GID %s, MTU %u, PCI %s%s%s%s", port.name.c_str(), port.nccl_name.c_str(),
                 port.is_roce() ? "RoCE" : "InfiniBand", port.speed_mbps, to_string(std::span(&port.gid, 1)).c_str(),
                 128U << static_cast<unsigned>(port.active_mtu), port.pci_path ? port.pci_path->c_str() : "none",
-                gpu_memory[port.ptr_support >> 1], port.device->relaxed_ordering() ? ", relaxed ordering" : "");
+                gpu_memory[port.ptr_support >> 1], port.data_direct ? ", Data Direct" : "",
+                port.device->relaxed_ordering() ? ", relaxed ordering" : "");
 }
 
 }  // namespace

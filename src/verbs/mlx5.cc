@@ -1,5 +1,7 @@
 #include "verbs/mlx5.h"
 
+#include <cerrno>
+#include <climits>
 #include <optional>
 
 #include "base/log.h"
@@ -7,6 +9,13 @@
 #include "verbs/errors.h"
 
 namespace verbatim {
+namespace {
+
+bool is_unknown_call(int error) {
+  return error == EOPNOTSUPP || error == EPROTONOSUPPORT;
+}
+
+}  // namespace
 
 std::optional<Mlx5> Mlx5::load(const std::string& path) {
   const DynamicLibrary library =
@@ -25,6 +34,8 @@ std::optional<Mlx5> Mlx5::load(const std::string& path) {
     return std::nullopt;
   }
   library.bind("mlx5dv_modify_qp_lag_port", "MLX5_1.14", table.modify_qp_lag_port);
+  library.bind("mlx5dv_get_data_direct_sysfs_path", "MLX5_1.25", table.get_data_direct_sysfs_path);
+  library.bind("mlx5dv_reg_dmabuf_mr", "MLX5_1.25", table.reg_dmabuf_mr);
   return table;
 }
 
@@ -36,6 +47,17 @@ Result<Mlx5Capabilities> Mlx5::capabilities(ibv_context* context) const {
   }
   const bool lag_known = (queried.comp_mask & MLX5DV_CONTEXT_MASK_NUM_LAG_PORTS) != 0;
   return Mlx5Capabilities{queried.flags, lag_known ? queried.num_lag_ports : std::uint8_t{0}, modify_qp_lag_port};
+}
+
+Result<std::string> Mlx5::data_direct_path(ibv_pd* pd) const {
+  if (get_data_direct_sysfs_path == nullptr || reg_dmabuf_mr == nullptr) return std::string();
+  // As NCCL's transport: descriptor -1 is looked at only by a kernel and a driver that know the call.
+  if (reg_dmabuf_mr(pd, 0, 0, 0, -1, 0, 0) == nullptr && is_unknown_call(errno)) return std::string();
+  std::string path(PATH_MAX, '\0');
+  const int error = get_data_direct_sysfs_path(pd->context, path.data(), path.size());
+  if (error == ENODEV || is_unknown_call(error)) return std::string();
+  if (error != 0) return system_error("mlx5dv_get_data_direct_sysfs_path", error);
+  return "/sys" + std::string(path.c_str());
 }
 
 }  // namespace verbatim

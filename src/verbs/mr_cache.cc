@@ -92,11 +92,14 @@ std::string advice(const char* device, const MrRequest& request, int sys_errno) 
       }
       return text;
     }
-    case MemoryType::kDmaBuf:
+    case MemoryType::kDmaBuf: {
+      std::string next;
       if (sys_errno == EOPNOTSUPP)
-        return ". Next: use Linux 5.12 or later, a NIC driver that supports dma-bufs and the open GPU driver";
-      if (sys_errno == EFAULT || sys_errno == EINVAL) return std::string(". Next: ") + kIommu;
-      return "";
+        next = "use Linux 5.12 or later, a NIC driver that supports dma-bufs and the open GPU driver";
+      if (sys_errno == EFAULT || sys_errno == EINVAL) next = kIommu;
+      if (request.data_direct) next.append(next.empty() ? "" : ", or ").append("set VERBATIM_DATA_DIRECT=0");
+      return next.empty() ? next : ". Next: " + next;
+    }
   }
   return "";
 }
@@ -114,11 +117,13 @@ void MrReleaser::operator()(const MrEntry* entry) const {
   }
 }
 
-MrCache::MrCache(const Verbs& verbs, ibv_pd* pd, const char* device, bool relaxed_ordering)
+MrCache::MrCache(const Verbs& verbs, ibv_pd* pd, const char* device, bool relaxed_ordering,
+                 Mlx5RegDmabufMr reg_data_direct)
     : verbs_(verbs),
       pd_(pd),
       device_(device),
       relaxed_ordering_(relaxed_ordering),
+      reg_data_direct_(reg_data_direct),
       page_bytes_(static_cast<std::size_t>(sysconf(_SC_PAGESIZE))),
       zero_byte_page_(static_cast<std::byte*>(std::aligned_alloc(page_bytes_, page_bytes_)), std::free) {
   if (zero_byte_page_ == nullptr) throw std::bad_alloc();
@@ -149,7 +154,7 @@ Result<MrRef> MrCache::acquire(const MrRequest& wanted) {
   const std::uintptr_t start = address - in_page;
   const std::size_t bytes = (in_page + request.bytes + page_bytes_ - 1) & ~(page_bytes_ - 1);
 
-  const RegistrationKind key{request.type, request.ordering};
+  const RegistrationKind key{request.type, request.ordering, request.data_direct};
   std::uint64_t dmabuf_offset = 0;
   if (request.type == MemoryType::kDmaBuf) {
     const std::uint64_t offset_in_page = request.dmabuf.offset & (page_bytes_ - 1);
@@ -221,6 +226,12 @@ Result<UniqueMr> MrCache::register_range(const MrRequest& request, std::uintptr_
                           (atomic ? unsigned{IBV_ACCESS_REMOTE_ATOMIC} : 0U);
   const auto registered = [&]() -> Result<UniqueMr> {
     void* address = reinterpret_cast<void*>(start);
+    if (request.type == MemoryType::kDmaBuf && request.data_direct) {
+      return adopt("mlx5dv_reg_dmabuf_mr",
+                   reg_data_direct_(pd_, dmabuf_offset, bytes, start, request.dmabuf.fd, static_cast<int>(access),
+                                    kMlx5DataDirectAccess),
+                   verbs_.dereg_mr);
+    }
     if (request.type == MemoryType::kDmaBuf) {
       if (verbs_.reg_dmabuf_mr == nullptr) return system_error("ibv_reg_dmabuf_mr", EOPNOTSUPP);
       ibv_mr* mr = verbs_.reg_dmabuf_mr(pd_, dmabuf_offset, bytes, start, request.dmabuf.fd, static_cast<int>(access));

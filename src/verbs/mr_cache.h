@@ -14,6 +14,7 @@
 #include "base/mutex.h"
 #include "base/result.h"
 #include "verbs/handles.h"
+#include "verbs/mlx5.h"
 #include "verbs/verbs.h"
 
 namespace verbatim {
@@ -38,6 +39,7 @@ struct MrRequest {
   MemoryType type = MemoryType::kHost;
   MrOrdering ordering = MrOrdering::kRelaxed;
   DmaBuf dmabuf = {};                                 // for kDmaBuf
+  bool data_direct = false;                           // kDmaBuf: through the Data Direct interface of the device
   bool (*suppress_log_for)(int sys_errno) = nullptr;  // errors after which the caller tries something else: not logged
   int dmabuf_errno = 0;                               // kCuda: the error of a registration as dma-buf before, or 0
 };
@@ -74,18 +76,20 @@ using MrRef = std::unique_ptr<const MrEntry, MrReleaser>;
 class MrCache {
  public:
   // `relaxed_ordering`: use IBV_ACCESS_RELAXED_ORDERING (needs verbs.reg_mr_iova2). `device` is for log lines.
-  MrCache(const Verbs& verbs, ibv_pd* pd, const char* device, bool relaxed_ordering);
+  // `reg_data_direct` may be nullptr if no request is for Data Direct.
+  MrCache(const Verbs& verbs, ibv_pd* pd, const char* device, bool relaxed_ordering,
+          Mlx5RegDmabufMr reg_data_direct = nullptr);
   ~MrCache();
   MrCache(const MrCache&) = delete;
   MrCache& operator=(const MrCache&) = delete;
 
   // A reference to a registration of whole pages that covers [address, address + bytes): an existing one of the same
-  // type and ordering, or a new one. A dma-buf is not compared: NCCL exports a new descriptor for each registration of
-  // the same memory, and memory that is registered keeps its addresses. So an existing registration is used only while
-  // somebody has a reference to its whole range: otherwise the application may have freed a part of the memory, and
-  // other memory can have the addresses, which the registration does not reach. Overlapping ranges are not merged. For
-  // zero bytes it returns the keys of a page of the cache, because a peer must not access any byte of the caller's
-  // memory. No lock is held while the driver registers. A failure is logged with its cause and the next step.
+  // type, ordering and path, or a new one. A dma-buf is not compared: NCCL exports a new descriptor for each
+  // registration of the same memory, and memory that is registered keeps its addresses. So an existing registration is
+  // used only while somebody has a reference to its whole range: otherwise the application may have freed a part of the
+  // memory, and other memory can have the addresses, which the registration does not reach. Overlapping ranges are not
+  // merged. For zero bytes it returns the keys of a page of the cache, because a peer must not access any byte of the
+  // caller's memory. No lock is held while the driver registers. A failure is logged with its cause and the next step.
   Result<MrRef> acquire(const MrRequest& request) VERBATIM_EXCLUDES(mutex_);
 
   // Releases `ref`. If it was the last reference, the result is that of ibv_dereg_mr.
@@ -102,6 +106,7 @@ class MrCache {
   struct RegistrationKind {
     MemoryType type;
     MrOrdering ordering;
+    bool data_direct;
     auto operator<=>(const RegistrationKind&) const = default;
   };
 
@@ -134,6 +139,7 @@ class MrCache {
   ibv_pd* const pd_;
   const char* const device_;
   const bool relaxed_ordering_;
+  const Mlx5RegDmabufMr reg_data_direct_;
   const std::size_t page_bytes_;
   const std::unique_ptr<std::byte, void (*)(void*)> zero_byte_page_;  // registered for requests of zero bytes
   mutable Mutex mutex_;

@@ -1,4 +1,4 @@
-// A port of an RDMA device: NCCL calls it a network device.
+// A port of an RDMA device, and a way to GPU memory: NCCL calls it a network device.
 #pragma once
 
 #include <infiniband/verbs.h>
@@ -29,17 +29,23 @@ struct Port {
   std::string name;  // "mlx5_0:1", for people: the verbs device and the port, as in VERBATIM_HCA
   // "verbatim_mlx5_0"; "verbatim_mlx5_0_p2" for port 2, because NCCL's topology needs a unique name for each port. The
   // suffix depends only on the port number, so a port that is down does not change the names of other ports.
+  // "verbatim_mlx5_0_dma" for Data Direct.
   std::string nccl_name;
   std::uint32_t speed_mbps = 0;
-  std::optional<std::string> pci_path;  // see sysfs_pci_path; nullopt: not a PCI device
-  std::uint64_t guid = 0;               // system image GUID of the NIC, host byte order
-  std::uint32_t topology_port = 1;      // unique among the ports of one NIC: NCCL shares bandwidth by (guid, port)
+  // See sysfs_pci_path; nullopt: not a PCI device. For Data Direct the interface's.
+  std::optional<std::string> pci_path;
+  std::uint64_t guid = 0;  // system image GUID of the NIC, host byte order
+  // Unique among the ports of one NIC, but equal with and without Data Direct: NCCL shares bandwidth by (guid, port).
+  std::uint32_t topology_port = 1;
   std::uint8_t link_layer = IBV_LINK_LAYER_UNSPECIFIED;
   std::uint16_t lid = 0;
   bool grh_required = false;  // InfiniBand: packets of this port and to it must have a GRH (virtual functions)
   ibv_mtu active_mtu = IBV_MTU_256;
   std::uint64_t max_msg_bytes = 0;
   unsigned ptr_support = kPtrHost;
+  // dma-bufs are registered for the Data Direct interface of the device, so that its writes to GPU memory do not pass
+  // where its completions pass. The same port may be in use without it too.
+  bool data_direct = false;
   int rail_id = -1;  // -1: unset
   int plane_id = -1;
   GidEntry gid;

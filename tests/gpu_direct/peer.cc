@@ -169,11 +169,19 @@ class PeerRole {
   std::unique_ptr<SpinningKernels> kernels_;
 };
 
-// Role "describe": a line with ptrSupport of the first device, and the lines of the log about devices.
+// Role "describe": a line with ptrSupport of the first device, one with name, PCI path and forceFlush of each, and the
+// lines of the log about devices.
 int describe(netapi::Plugin& net, const Lines& lines) {
   netapi::Properties properties;
   EXPECT_OK(net.properties(0, &properties));
-  std::cout << "ptrSupport " << properties.ptr_support << "\n" << lines.text << std::flush;
+  std::cout << "ptrSupport " << properties.ptr_support << "\n";
+  int count = 0;
+  EXPECT_OK(net.devices(&count));
+  for (int device = 0; device < count; ++device) {
+    EXPECT_OK(net.properties(device, &properties));
+    std::cout << "device " << properties.name << " " << properties.pci_path << " " << properties.force_flush << "\n";
+  }
+  std::cout << lines.text << std::flush;
   return 0;
 }
 

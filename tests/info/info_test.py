@@ -115,6 +115,25 @@ class Info(unittest.TestCase):
         self.assertEqual(report["unused_variables"], [])
         self.assertNotIn("forecast", report)
 
+    def test_data_direct_is_shown(self):
+        settings = {
+            "SOFTVERBS_DATA_DIRECT": "5356:41:00.0",
+            "SOFTVERBS_DEVICES": "2",
+            "SOFTVERBS_DMABUF": "1",
+            "VERBATIM_MLX5_LIBRARY": os.path.join(os.path.dirname(VERBS_LIBRARY), "libmlx5.so.1"),
+        }
+        for setting, expected in (("0", [""]), ("1", ["_dma"]), ("2", ["", "_dma"])):
+            report = self.info(**settings, NCCL_IB_DATA_DIRECT=setting)
+            first, second = report["devices"]
+            path = None if setting == "0" else "/sys/devices/pci5356:41/5356:41:00.0"
+            self.assertEqual(first["data_direct"], path)
+            self.assertIsNone(second["data_direct"])
+            self.assertEqual(
+                sorted(port["nccl_name"] for port in first["ports"]), ["verbatim_softverbs0" + suffix for suffix in expected]
+            )
+            self.assertEqual([port["nccl_name"] for port in second["ports"]], ["verbatim_softverbs1"])
+            self.assertEqual(report["init"]["usable_ports"], len(expected) + 1)
+
     def test_infiniband_takes_entry_0(self):
         port = self.port(self.info(SOFTVERBS_LINK_LAYER="ib"))
         self.assertEqual((port["link_layer"], port["lid"]), ("InfiniBand", 1))

@@ -156,14 +156,14 @@ Json gids_json(const Device& device, std::uint8_t port_num, const ibv_port_attr&
   return gids;
 }
 
-Json port_json(const DeviceSurvey& survey, const Device& device, std::uint8_t port_num, const Config& config) {
-  const auto used = std::find_if(survey.ports.begin(), survey.ports.end(),
-                                 [&](const Port& port) { return port.device == &device && port.port_num == port_num; });
+// `used`: nullptr if it is not used.
+Json port_json(const DeviceSurvey& survey, const Device& device, std::uint8_t port_num, const Port* used,
+               const Config& config) {
   const auto skipped = std::find_if(survey.skipped.begin(), survey.skipped.end(), [&](const SkippedPort& port) {
     return port.device == device.name() && port.port_num == port_num;
   });
-  Json json = {{"port", port_num}, {"used", used != survey.ports.end()}};
-  if (used != survey.ports.end()) json["nccl_name"] = used->nccl_name;
+  Json json = {{"port", port_num}, {"used", used != nullptr}};
+  if (used != nullptr) json["nccl_name"] = used->nccl_name;
   if (skipped != survey.skipped.end()) {
     json["reason"] = skipped->reason;
     json["next"] = next_step(*skipped, config);
@@ -171,7 +171,7 @@ Json port_json(const DeviceSurvey& survey, const Device& device, std::uint8_t po
   const Result<ibv_port_attr> port = device.verbs().port_attributes(device.context(), port_num);
   if (!port) return json;
   const bool roce = port->link_layer == IBV_LINK_LAYER_ETHERNET;
-  const std::uint32_t speed = used != survey.ports.end() ? used->speed_mbps : port_speed_mbps(device, port_num, *port);
+  const std::uint32_t speed = used != nullptr ? used->speed_mbps : port_speed_mbps(device, port_num, *port);
   json["state"] = state_name(port->state);
   json["link_layer"] = roce ? "RoCE" : "InfiniBand";
   json["speed_mbps"] = speed;
@@ -192,15 +192,24 @@ Json device_json(const DeviceSurvey& survey, const Device& device, const Config&
     gpu["reason"] = why_no_gpu_memory(device);
     gpu["next"] = "load nvidia_peermem, if this host has NVIDIA GPUs";
   }
+  const std::string& direct = device.data_direct_path();
   const std::string group = rdma_control_group_limit(root, device.name());
   Json ports = Json::array();
   for (unsigned port_num = 1; port_num <= attributes.phys_port_cnt; ++port_num) {
-    ports.push_back(port_json(survey, device, static_cast<std::uint8_t>(port_num), config));
+    const auto add = [&](const Port* used) {
+      ports.push_back(port_json(survey, device, static_cast<std::uint8_t>(port_num), used, config));
+    };
+    const std::size_t before = ports.size();
+    for (const Port& port : survey.ports) {
+      if (port.device == &device && port.port_num == port_num) add(&port);
+    }
+    if (ports.size() == before) add(nullptr);
   }
   return {{"name", device.name()},
           {"firmware", attributes.fw_ver},
           {"mlx5", device.is_mlx5()},
           {"pci_path", pci ? Json(*pci) : Json(nullptr)},
+          {"data_direct", direct.empty() ? Json(nullptr) : Json(direct)},
           {"numa_node", node ? Json(*node) : Json(nullptr)},
           {"gpu_memory", std::move(gpu)},
           {"relaxed_ordering", device.relaxed_ordering()},

@@ -95,6 +95,7 @@ std::string device_text(const Json& device) {
                     : dma_buf       ? "  GPU memory: by dma-buf"
                                     : "  GPU memory: none: " + show(gpu["reason"]),
                     gpu);
+  if (!device["data_direct"].is_null()) text += "  Data Direct: PCI " + show(device["data_direct"]) + "\n";
   const Json& limits = device["limits"];
   text += "  limits: " + show(limits["qps"]) + " QPs of " + show(limits["qp_work_requests"]) + " work requests, " +
           show(limits["cqs"]) + " CQs of " + show(limits["cq_entries"]) + " entries, " +

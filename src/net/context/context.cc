@@ -289,6 +289,7 @@ Result<DeviceProperties> device(std::size_t index) {
     // A lane of a slower port would be a standby.
     if (std::uint64_t{kStandbyFactor} * port->speed_mbps >= fastest) properties.speed_mbps += port->speed_mbps;
     properties.ptr_support &= port->ptr_support;
+    properties.force_flush = properties.force_flush || port->data_direct;
     if (port->rail_id != first.rail_id) properties.rail_id = -1;
     if (port->plane_id != first.plane_id) properties.plane_id = -1;
     properties.max_qps = std::min(properties.max_qps, port->device->attributes().max_qp);

@@ -130,6 +130,7 @@ struct DeviceProperties {
   std::uint32_t topology_port = 1;
   std::uint64_t speed_mbps = 0;
   unsigned ptr_support = kPtrHost;
+  bool force_flush = false;  // whatever the GPU: a member uses Data Direct
   int rail_id = -1;
   int plane_id = -1;
   std::vector<int> members;  // indices of physical devices

@@ -75,8 +75,10 @@ Status NetDevices::check(std::span<const int> members) const {
     }
     const Port& first = physical_[static_cast<std::size_t>(members.front())];
     const Port& port = physical_[static_cast<std::size_t>(member)];
-    if (std::find(members.begin(), members.begin() + static_cast<std::ptrdiff_t>(i), member) !=
-        members.begin() + static_cast<std::ptrdiff_t>(i)) {
+    // Also the same port with and without Data Direct.
+    const auto earlier = members.first(i);
+    if (std::any_of(earlier.begin(), earlier.end(),
+                    [&](int other) { return physical_[static_cast<std::size_t>(other)].name == port.name; })) {
       VERBATIM_WARN("devices are not merged: device %d (%s) is named twice. %s", member, port.name.c_str(),
                     kNextForced);
       return refused();
@@ -107,7 +109,7 @@ Result<std::size_t> NetDevices::merge(std::span<const int> members) {
 
 std::vector<std::string> NetDevices::port_names() const {
   std::vector<std::string> names;
-  for (const Port& port : physical_) names.push_back(port.name);
+  for (const Port& port : physical_) names.push_back(port.nccl_name);
   return names;
 }
 

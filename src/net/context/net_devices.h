@@ -36,7 +36,7 @@ class NetDevices {
 
   // What NCCL's indices mean, so that the virtual devices can be made again when the devices are opened again.
   struct Table {
-    std::vector<std::string> ports;  // by Port::name
+    std::vector<std::string> ports;  // by Port::nccl_name
     std::vector<std::vector<int>> virtual_devices;
   };
   Table table() const VERBATIM_EXCLUDES(mutex_);

@@ -19,10 +19,12 @@ bool has_no_dmabufs(int dmabuf_errno) {
   return dmabuf_errno == EOPNOTSUPP || dmabuf_errno == EPROTONOSUPPORT;
 }
 
-Result<MrRef> acquire(const Device& device, const MrRequest& request) {
+Result<MrRef> acquire(const Port& port, const MrRequest& request) {
+  const Device& device = *port.device;
   if (request.type != MemoryType::kDmaBuf) return device.mr_cache().acquire(request);
   MrRequest first = request;
   first.suppress_log_for = has_no_dmabufs;
+  first.data_direct = port.data_direct;
   Result<MrRef> reference = device.mr_cache().acquire(first);
   if (reference || reference.error().kind != ErrorKind::kSystem) return reference;
   const Error refusal = reference.error();
@@ -45,7 +47,7 @@ Result<std::unique_ptr<MemoryHandle>> register_memory(std::span<const Port* cons
   auto handle = std::make_unique<MemoryHandle>();
   handle->device_memory = request.type != MemoryType::kHost && request.bytes != 0;
   for (std::size_t i = 0; i < ports.size(); ++i) {
-    Result<MrRef> reference = acquire(*ports[i]->device, request);
+    Result<MrRef> reference = acquire(*ports[i], request);
     if (!reference) return reference.error();
     handle->lkey[i] = (*reference)->lkey;
     handle->rkey[i] = (*reference)->rkey;

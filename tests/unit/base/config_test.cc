@@ -179,6 +179,9 @@ TEST(Config, GidPreferences_AreReadFromNcclVariables) {
   EXPECT_FALSE(config_of({{"NCCL_IB_MERGE_NICS", "0"}}).merge_nics);
   EXPECT_TRUE(config_of({{"VERBATIM_MERGE_NICS", "1"}, {"NCCL_IB_MERGE_NICS", "0"}}).merge_nics);
   EXPECT_TRUE(config_of({}).merge_nics);
+  EXPECT_EQ(config_of({}).data_direct, DataDirect::kOnly);
+  EXPECT_EQ(config_of({{"NCCL_IB_DATA_DIRECT", "0"}}).data_direct, DataDirect::kOff);
+  EXPECT_EQ(config_of({{"VERBATIM_DATA_DIRECT", "2"}, {"NCCL_IB_DATA_DIRECT", "0"}}).data_direct, DataDirect::kBoth);
 }
 
 TEST(Config, AddressRange_ContainsItsAddresses) {
@@ -315,6 +318,7 @@ TEST(Config, MalformedValue_IsRejectedWithVariableName) {
   }
   expect_refused("VERBATIM_QP_GATHER_US", "2001", "0 to 2000");
   expect_refused("VERBATIM_ADAPTIVE_ROUTING", "yes", "0, 1, or `auto` (also -1, -2)");
+  expect_refused("NCCL_IB_DATA_DIRECT", "3", "0, 1 or 2");
   expect_refused("NCCL_IB_PCI_RELAXED_ORDERING", "3", "0 off, 1 on, 2 on if libibverbs supports it");
   expect_refused("VERBATIM_ECE", "2", "0 or 1");
   expect_refused("NCCL_SOCKET_FAMILY", "AF_INET4", "`AF_INET` or `AF_INET6`");

@@ -47,6 +47,21 @@ TEST(NetDevices, MixedLinkLayers_AreRefused) {
   EXPECT_EQ(devices.count(), 3U);
 }
 
+// A comm would have two lanes on one port, and events of the port name one of them.
+TEST(NetDevices, PortWithAndWithoutDataDirect_AreNotMerged) {
+  std::vector<Port> ports = ports_named({"mlx5_0", "mlx5_0", "mlx5_1"});
+  ports[1].nccl_name += "_dma";
+  ports[1].data_direct = true;
+  NetDevices devices(ports);
+  const LogCapture log;
+  EXPECT_FALSE(devices.merge(std::array{0, 2, 1}));
+  EXPECT_EQ(log.only_warning().rfind("devices are not merged: device 1 (mlx5_0:1) is named twice. Next: ", 0), 0U)
+      << log.only_warning();
+  const Result<std::size_t> merged = devices.merge(std::array{1, 2});
+  ASSERT_TRUE(merged);
+  EXPECT_EQ(virtual_device_name(*devices.ports(*merged), *merged), "verbatim_mlx5_0_dma+mlx5_1");
+}
+
 TEST(NetDevices, LongNames_FitIntoNcclsTopology) {
   std::vector<std::string> names;
   for (char letter = 'a'; letter < 'i'; ++letter) names.emplace_back(60, letter);
@@ -108,7 +123,8 @@ TEST(NetDevices, RestoredWithOtherPorts_MakesNoVirtualDevice) {
     const LogCapture log;
     other.restore(devices.table());
     EXPECT_EQ(other.count(), names.size());
-    EXPECT_NE(log.only_warning().find("mlx5_0:1, mlx5_1:1, mlx5_2:1 then. Next: "), std::string::npos)
+    EXPECT_NE(log.only_warning().find("verbatim_mlx5_0, verbatim_mlx5_1, verbatim_mlx5_2 then. Next: "),
+              std::string::npos)
         << log.only_warning();
   }
 }

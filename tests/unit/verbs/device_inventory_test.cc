@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 
@@ -453,6 +454,84 @@ TEST_F(DeviceInventoryTest, Mlx5Library_DeterminesIsMlx5) {
   const auto inventory = open();
   EXPECT_TRUE(inventory->devices()[0]->is_mlx5());
   EXPECT_EQ(inventory->devices()[0]->mlx5_capabilities().flags, 5U);
+}
+
+// A libmlx5 for which the first device has a Data Direct interface, and the second one none.
+Mlx5 with_data_direct() {
+  Mlx5 library;
+  library.is_supported = [](ibv_device*) { return true; };
+  library.query_device = [](ibv_context*, mlx5dv_context*) { return 0; };
+  library.reg_dmabuf_mr = [](ibv_pd*, std::uint64_t, std::size_t, std::uint64_t, int, int, int) -> ibv_mr* {
+    errno = EBADF;
+    return nullptr;
+  };
+  library.get_data_direct_sysfs_path = [](ibv_context* context, char* buffer, std::size_t) {
+    if (context->device->name != std::string_view("mlx5_0")) return ENODEV;
+    std::strcpy(buffer, "/devices/pci0009:00/0009:01:00.0");
+    return 0;
+  };
+  return library;
+}
+
+TEST_F(DeviceInventoryTest, DataDirectSetting_ChoosesTheDevices) {
+  const Mlx5 library = with_data_direct();
+  mlx5_ = &library;
+  for (const char* name : {"mlx5_0", "mlx5_1"}) {
+    FakeDevice& device = fake_.add_device(name);
+    device.dmabuf_errno = 0;
+    device.add_roce_port();
+    device.add_roce_port();
+    set_pci_address(device, name == std::string_view("mlx5_0") ? "0000:0c:00.0" : "0000:0d:00.0");
+  }
+  EXPECT_EQ(config_.data_direct, DataDirect::kOnly);
+  const auto only = open();
+  EXPECT_EQ(names(*only), "verbatim_mlx5_0_dma verbatim_mlx5_0_p2_dma verbatim_mlx5_1 verbatim_mlx5_1_p2");
+  EXPECT_EQ(only->ports()[0].pci_path, "/sys/devices/pci0009:00/0009:01:00.0");
+  EXPECT_EQ(only->ports()[0].name, "mlx5_0:1");
+  EXPECT_TRUE(only->ports()[0].data_direct && only->ports()[1].data_direct);
+  EXPECT_FALSE(only->ports()[2].data_direct || only->ports()[3].data_direct);
+  EXPECT_EQ(only->ports()[0].ptr_support, unsigned{kPtrHost | kPtrDmaBuf});
+  EXPECT_EQ(count_infos("mlx5_0:1 (for NCCL verbatim_mlx5_0_dma): RoCE 200000 Mb/s, GID 0 ::ffff:10.0.0.1 (RoCE v2), "
+                        "MTU 4096, PCI /sys/devices/pci0009:00/0009:01:00.0, GPU memory by dma-buf, Data Direct, "
+                        "relaxed ordering"),
+            1);
+
+  config_.data_direct = DataDirect::kBoth;
+  const auto both = open();
+  EXPECT_EQ(names(*both),
+            "verbatim_mlx5_0_dma verbatim_mlx5_0_p2_dma verbatim_mlx5_0 verbatim_mlx5_0_p2 verbatim_mlx5_1 "
+            "verbatim_mlx5_1_p2");
+  EXPECT_EQ(both->devices().size(), 2U);
+  EXPECT_FALSE(both->ports()[2].data_direct);
+  // NCCL shares the bandwidth of a port by GUID and number. All fakes have the same GUID.
+  const std::uint32_t numbers[] = {1, 2, 1, 2, 3, 4};
+  for (std::size_t i = 0; i < both->ports().size(); ++i) EXPECT_EQ(both->ports()[i].topology_port, numbers[i]) << i;
+
+  config_.data_direct = DataDirect::kOff;
+  EXPECT_EQ(names(*open()), "verbatim_mlx5_0 verbatim_mlx5_0_p2 verbatim_mlx5_1 verbatim_mlx5_1_p2");
+}
+
+TEST_F(DeviceInventoryTest, NoDmaBufs_NoDataDirect) {
+  const Mlx5 library = with_data_direct();
+  mlx5_ = &library;
+  fake_.add_device("mlx5_0").add_roce_port();
+  EXPECT_EQ(names(*open()), "verbatim_mlx5_0");
+}
+
+TEST_F(DeviceInventoryTest, DataDirectRefused_DeviceIsUsedWithoutIt) {
+  Mlx5 library = with_data_direct();
+  library.get_data_direct_sysfs_path = [](ibv_context*, char*, std::size_t) { return EIO; };
+  mlx5_ = &library;
+  FakeDevice& device = fake_.add_device("mlx5_0");
+  device.dmabuf_errno = 0;
+  device.add_roce_port();
+  EXPECT_EQ(names(*open()), "verbatim_mlx5_0");
+  EXPECT_EQ(log_.only_warning(),
+            "mlx5_0: mlx5dv_get_data_direct_sysfs_path failed: Input/output error; it is used without Data Direct. "
+            "Next: look for the driver's reason in 'dmesg'");
+  config_.data_direct = DataDirect::kOff;
+  EXPECT_EQ(names(*open()), "verbatim_mlx5_0");
+  EXPECT_EQ(log_.warnings().size(), 1U) << "it is not asked for";
 }
 
 // A kernel whose active_speed has 8 bits reports XDR as NDR.

@@ -3,6 +3,8 @@
 #include <gtest/gtest.h>
 
 #include <cerrno>
+#include <cstring>
+#include <string>
 #include <vector>
 
 #include "support/fake_verbs.h"
@@ -49,6 +51,65 @@ TEST(Mlx5, QueryDevice_ReturnsCapabilities) {
   ASSERT_TRUE(capabilities);
   EXPECT_EQ(capabilities->flags, std::uint64_t{MLX5DV_CONTEXT_FLAGS_CQE_V1});
   EXPECT_EQ(capabilities->num_lag_ports, 2);
+}
+
+// What a libmlx5 of release 54 and later answers.
+struct DataDirectAnswers {
+  int path_errno = 0;
+  int probe_errno = EBADF;
+  std::string path = "/devices/pci0009:00/0009:00:00.0/0009:01:00.0";
+};
+DataDirectAnswers g_answers;
+
+Mlx5 with_data_direct(const DataDirectAnswers& answers) {
+  g_answers = answers;
+  Mlx5 mlx5;
+  mlx5.reg_dmabuf_mr = [](ibv_pd*, std::uint64_t, std::size_t, std::uint64_t, int fd, int, int) -> ibv_mr* {
+    EXPECT_EQ(fd, -1);
+    errno = g_answers.probe_errno;
+    return nullptr;
+  };
+  mlx5.get_data_direct_sysfs_path = [](ibv_context*, char* buffer, std::size_t bytes) {
+    EXPECT_GT(bytes, g_answers.path.size());
+    if (g_answers.path_errno == 0) std::strcpy(buffer, g_answers.path.c_str());
+    return g_answers.path_errno;
+  };
+  return mlx5;
+}
+
+TEST(Mlx5, DataDirectPath_IsBelowSys) {
+  ibv_pd pd = {};
+  const Result<std::string> path = with_data_direct({}).data_direct_path(&pd);
+  ASSERT_TRUE(path);
+  EXPECT_EQ(*path, "/sys/devices/pci0009:00/0009:00:00.0/0009:01:00.0");
+}
+
+TEST(Mlx5, NoDataDirect_IsNoError) {
+  ibv_pd pd = {};
+  // No interface; a kernel, a driver or a provider that does not know the call.
+  for (const int error : {ENODEV, EPROTONOSUPPORT, EOPNOTSUPP}) {
+    const Result<std::string> path = with_data_direct({.path_errno = error}).data_direct_path(&pd);
+    ASSERT_TRUE(path) << error;
+    EXPECT_EQ(*path, "");
+  }
+  for (const int error : {EPROTONOSUPPORT, EOPNOTSUPP}) {
+    const Result<std::string> path = with_data_direct({.probe_errno = error}).data_direct_path(&pd);
+    ASSERT_TRUE(path) << error;
+    EXPECT_EQ(*path, "") << "regions cannot be made";
+  }
+  for (const bool has_path : {false, true}) {  // an old libmlx5
+    Mlx5 old = with_data_direct({});
+    if (has_path) old.reg_dmabuf_mr = nullptr;
+    if (!has_path) old.get_data_direct_sysfs_path = nullptr;
+    EXPECT_EQ(*old.data_direct_path(&pd), "");
+  }
+}
+
+TEST(Mlx5, DataDirectPathRefused_IsAnError) {
+  ibv_pd pd = {};
+  const Result<std::string> path = with_data_direct({.path_errno = ENOSPC}).data_direct_path(&pd);
+  ASSERT_FALSE(path);
+  EXPECT_EQ(path.error().sys_errno, ENOSPC);
 }
 
 // The ports that QPs were assigned to.

@@ -138,6 +138,44 @@ TEST_F(MrCacheTest, OtherTypeOrOrdering_IsNotShared) {
   EXPECT_EQ(cache_->size(), 3U);
 }
 
+// The same range of a dma-buf on both paths: a flush on one does not show what came on the other.
+TEST_F(MrCacheTest, DataDirect_HasRegistrationsOfItsOwn) {
+  static Verbs verbs;
+  static int data_direct_access;
+  static int registered;
+  verbs = fake_.table;
+  registered = 0;
+  MrCache cache(
+      fake_.table, pd_, "mlx5_0", true,
+      [](ibv_pd* pd, std::uint64_t offset, std::size_t bytes, std::uint64_t iova, int fd, int access, int mlx5) {
+        data_direct_access = mlx5;
+        ++registered;
+        return verbs.reg_dmabuf_mr(pd, offset, bytes, iova, fd, access);
+      });
+  const UniqueFd fd = buffer();
+  MrRequest request = dmabuf(0, kPage, fd.get(), 8 * kPage);
+  const Result<MrRef> plain = cache.acquire(request);
+  EXPECT_EQ(registered, 0);
+  request.data_direct = true;
+  const Result<MrRef> direct = cache.acquire(request);
+  const Result<MrRef> again = cache.acquire(request);
+  ASSERT_TRUE(plain && direct && again);
+  EXPECT_EQ(registered, 1);
+  EXPECT_EQ(data_direct_access, kMlx5DataDirectAccess);
+  EXPECT_NE((*plain)->mr, (*direct)->mr);
+  EXPECT_EQ((*again)->mr, (*direct)->mr);
+  const FakeVerbs::Registration made = fake_.registrations().back();
+  EXPECT_EQ(made.address, kBase);
+  EXPECT_EQ(made.offset, 8 * kPage);
+  EXPECT_EQ(made.fd, fd.get());
+  EXPECT_NE(made.access & IBV_ACCESS_RELAXED_ORDERING, 0U);
+  // Other memory is never registered for it.
+  MrRequest host = range(0, kPage);
+  host.data_direct = true;
+  EXPECT_TRUE(cache.acquire(host));
+  EXPECT_EQ(registered, 1);
+}
+
 TEST_F(MrCacheTest, RelaxedOrdering_IsRequestedWhereAllowed) {
   constexpr unsigned kPlain = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
   const MrRef relaxed = acquire(range(0, kPage));

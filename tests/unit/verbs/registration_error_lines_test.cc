@@ -79,6 +79,36 @@ class RegistrationErrorLine : public testing::Test {
   std::optional<MrCache> cache_;
 };
 
+TEST_F(RegistrationErrorLine, DataDirectRefused_NamesItsSetting) {
+  static int code;
+  cache_.emplace(fake_.table, pd_, "mlx5_0", false,
+                 [](ibv_pd*, std::uint64_t, std::size_t, std::uint64_t, int, int, int) -> ibv_mr* {
+                   errno = code;
+                   return nullptr;
+                 });
+  const UniqueFd fd(::memfd_create("gpu", MFD_CLOEXEC));
+  MrRequest request = range(MemoryType::kDmaBuf);
+  request.dmabuf = {.fd = fd.get(), .offset = 0};
+  request.data_direct = true;
+  const auto refused = [&](int error) {
+    code = error;
+    const LogCapture log;
+    const Result<MrRef> result = cache_->acquire(request);
+    EXPECT_FALSE(result);
+    if (!result) {
+      EXPECT_EQ(result.error().sys_errno, error);
+    }
+    return log.only_warning();
+  };
+  EXPECT_EQ(refused(EIO),
+            "mlx5_0: mlx5dv_reg_dmabuf_mr of 4096 bytes of a dma-buf at 0x7f0000000000 failed: Input/output error. "
+            "Next: set VERBATIM_DATA_DIRECT=0");
+  EXPECT_EQ(refused(EINVAL),
+            "mlx5_0: mlx5dv_reg_dmabuf_mr of 4096 bytes of a dma-buf at 0x7f0000000000 failed: Invalid argument. Next: "
+            "check whether an IOMMU prevents access to GPU memory ('dmesg | grep -i -e iommu -e dmar'; boot with "
+            "iommu=pt), or set VERBATIM_DATA_DIRECT=0");
+}
+
 TEST_F(RegistrationErrorLine, HostMemoryRefused_GivesReason) {
   EXPECT_EQ(line(EFAULT, range(MemoryType::kHost)),
             "mlx5_0: ibv_reg_mr of 4096 bytes of host memory at 0x7f0000000000 failed: Bad address. Next: check that "
