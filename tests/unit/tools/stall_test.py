@@ -172,7 +172,8 @@ class Version:
         stderr = process.communicate()[1]
         self.assertEqual(process.returncode, 0, "a stopped or continued child was seen")
         stops, together, longest = re.search(r"^stall: stops: (\d+), ([\d.]+) s together, the longest ([\d.]+) s$", stderr, re.M).groups()
-        planned = [stop_s for _, stop_s, _ in first_moments(seed, self.ticks, int(stops))]
+        # The end of the test may have cut the last one short.
+        planned = [stop_s for _, stop_s, _ in first_moments(seed, self.ticks, int(stops))][:-1]
         self.assertGreaterEqual(float(together), sum(planned) - 0.01)
         self.assertGreaterEqual(float(longest), max(planned) - 0.01)
         self.assertFalse(os.path.exists(self.group(process)))
