@@ -182,8 +182,9 @@ void PeerChannel::read(std::uint64_t now) {
 void PeerChannel::lose(const Error& error, std::uint64_t now) {
   const int number = error.sys_errno;
   const End known = end_.load(std::memory_order_relaxed);
-  // After the end only a close of this rank matters to the other one.
-  const bool goes_on = known == End::kOpen || (known == End::kClosed && channel_.unacknowledged() != 0);
+  // A rank that has closed waits for the close of this one.
+  const bool goes_on =
+      known == End::kOpen || (known == End::kClosed && (!last_sent_ || channel_.unacknowledged() != 0));
   const bool is_of_network = number != 0 && number != EPROTO && number != ENOMEM;
   if (is_of_network && goes_on && channel_.lose(now)) {
     if (lost_ns_ == 0) lost_ns_ = now;

@@ -75,6 +75,16 @@ class PeerChannelTest : public ::testing::Test {
   }
   void say(std::span<const std::uint8_t> message) { ASSERT_TRUE(peer_.say(message)); }
   void say(const wire::Notice& notice) { say(notice.bytes()); }
+  // The channel makes the TCP connection again.
+  void accept_attempt() {
+    UniqueFd attempt;
+    eventually([&] {
+      Result<std::optional<UniqueFd>> next = tcp_accept(listening_);
+      if (next && *next) attempt = std::move(**next);
+      return !!attempt;
+    });
+    if (attempt) peer_ = test::PeerSocket::asked(std::move(attempt));
+  }
   // Of the messages that the other rank gets the next one.
   MessageType next() {
     std::optional<MessageType> type;
@@ -144,13 +154,7 @@ TEST_F(PeerChannelTest, MessageHasAWrongMac_ChannelIsMadeAgain) {
   std::vector<std::uint8_t> bytes = peer_.next_bytes(exchange(0));
   bytes.back() ^= 1;
   ASSERT_GT(::send(peer_.socket().get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), 0);
-  UniqueFd attempt;
-  eventually([&] {
-    Result<std::optional<UniqueFd>> next = tcp_accept(listening_);
-    if (next && *next) attempt = std::move(**next);
-    return !!attempt;
-  });
-  peer_ = test::PeerSocket::asked(std::move(attempt));
+  accept_attempt();
   say(wire::Notice::ack({0, 0}));
   say(exchange(0));
   eventually([&] { return channel_->take().has_value(); });
@@ -238,6 +242,23 @@ TEST_F(PeerChannelTest, BothHaveClosed_IsOverWhenTheCloseIsAcknowledged) {
   EXPECT_EQ(next_ack(), 0U);
   EXPECT_EQ(next(), MessageType::kClose);
   EXPECT_EQ(next_ack(), 1U);
+  say(wire::Notice::ack({1, 1}));
+  eventually([&] { return channel_->is_over(); });
+}
+
+// The rank that has closed waits for the close of this one, and would take its absence for a failure.
+TEST_F(PeerChannelTest, ResetBetweenTheTwoCloses_ChannelIsMadeAgain) {
+  open();
+  say(wire::Notice::ack({0, 0}));
+  say(wire::Notice::without_body(MessageType::kClose));
+  await(End::kClosed);
+  peer_.close_with_reset();
+  accept_attempt();
+  say(wire::Notice::ack({0, 1}));
+  channel_->send_last(wire::Notice::without_body(MessageType::kClose));
+  MessageType type = next();
+  while (type == MessageType::kAck) type = next();
+  EXPECT_EQ(type, MessageType::kClose);
   say(wire::Notice::ack({1, 1}));
   eventually([&] { return channel_->is_over(); });
 }
