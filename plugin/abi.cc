@@ -85,8 +85,8 @@ nccl::Result init_process(int version, nccl::DebugLogger logger, nccl::ProfilerC
     if (g_process_context.load() != nullptr) return nccl::Result::kSuccess;
     Result<Config> config = Config::from_environment();
     if (!config) return to_nccl(config.error());
-    // It needs a flush whatever the GPU, which tables before v9 cannot demand.
-    if (version < 9) config->data_direct = DataDirect::kOff;
+    // NCCL before v10 does not map GPU memory for Data Direct; before v9 it has no forceFlush.
+    if (version < 10) config->data_direct = DataDirect::kOff;
     Result<Context*> opened = open_context(*std::move(config), nccl::kNetTrafficClassUndefined, profiler_of(profiler));
     if (!opened) return to_nccl(opened.error());
     (*opened)->set_process_wide();

@@ -55,7 +55,7 @@ Result<std::unique_ptr<Device>> Device::open(const Verbs& verbs, const Mlx5* mlx
 
 void Device::find_data_direct(const Mlx5& mlx5) {
   if (!is_mlx5_ || dmabuf_errno_ != 0) return;
-  if (Result<std::string> path = mlx5.data_direct_path(pd())) {
+  if (Result<std::string> path = mlx5.data_direct_path(context())) {
     data_direct_path_ = *std::move(path);
   } else {
     VERBATIM_WARN("%s: %s failed: %s; it is used without Data Direct. Next: look for the driver's reason in 'dmesg'",

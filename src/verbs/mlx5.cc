@@ -9,13 +9,6 @@
 #include "verbs/errors.h"
 
 namespace verbatim {
-namespace {
-
-bool is_unknown_call(int error) {
-  return error == EOPNOTSUPP || error == EPROTONOSUPPORT;
-}
-
-}  // namespace
 
 std::optional<Mlx5> Mlx5::load(const std::string& path) {
   const DynamicLibrary library =
@@ -49,15 +42,13 @@ Result<Mlx5Capabilities> Mlx5::capabilities(ibv_context* context) const {
   return Mlx5Capabilities{queried.flags, lag_known ? queried.num_lag_ports : std::uint8_t{0}, modify_qp_lag_port};
 }
 
-Result<std::string> Mlx5::data_direct_path(ibv_pd* pd) const {
+Result<std::string> Mlx5::data_direct_path(ibv_context* context) const {
   if (get_data_direct_sysfs_path == nullptr || reg_dmabuf_mr == nullptr) return std::string();
-  // As NCCL's transport: descriptor -1 is looked at only by a kernel and a driver that know the call.
-  if (reg_dmabuf_mr(pd, 0, 0, 0, -1, 0, 0) == nullptr && is_unknown_call(errno)) return std::string();
   std::string path(PATH_MAX, '\0');
-  const int error = get_data_direct_sysfs_path(pd->context, path.data(), path.size());
-  if (error == ENODEV || is_unknown_call(error)) return std::string();
+  const int error = get_data_direct_sysfs_path(context, path.data(), path.size());
+  if (error == ENODEV || error == EOPNOTSUPP || error == EPROTONOSUPPORT) return std::string();
   if (error != 0) return system_error("mlx5dv_get_data_direct_sysfs_path", error);
-  return "/sys" + std::string(path.c_str());
+  return "/sys" + path.substr(0, path.find('\0'));
 }
 
 }  // namespace verbatim

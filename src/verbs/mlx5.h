@@ -35,9 +35,9 @@ struct Mlx5 {
   // `context` must be of an mlx5 device (is_supported).
   Result<Mlx5Capabilities> capabilities(ibv_context* context) const;
 
-  // The directory in /sys of the Data Direct interface of an mlx5 device. Empty: it has none, or library, kernel or
-  // driver do not know Data Direct.
-  Result<std::string> data_direct_path(ibv_pd* pd) const;
+  // `context` likewise. The directory in /sys of the device's Data Direct interface. Empty: it has none, or library,
+  // kernel or driver do not know Data Direct.
+  Result<std::string> data_direct_path(ibv_context* context) const;
 
   // Opens `path` when it is not empty, else libmlx5.so.1, then libmlx5.so; never closes it. nullopt when it cannot be
   // opened or is too old. Only a `path` that cannot be opened is logged as a warning.

@@ -68,6 +68,10 @@ std::string memlock_advice(const Verbs& verbs, const ibv_pd* pd, MemoryType type
          std::to_string(live) + " registrations exist";
 }
 
+// ENOTSUPP of Linux, which user space does not know: NVIDIA's driver does not map a GPU for PCIe (nv_dma_buf_attach).
+// NCCL asks for this mapping unless NCCL_IB_DATA_DIRECT is 0.
+constexpr int kNotMappedForPcie = 524;
+
 // The next step for an operator, by the type of the memory and the errno.
 std::string advice(const char* device, const MrRequest& request, int sys_errno) {
   if (sys_errno == EAGAIN) {
@@ -97,7 +101,8 @@ std::string advice(const char* device, const MrRequest& request, int sys_errno) 
       if (sys_errno == EOPNOTSUPP)
         next = "use Linux 5.12 or later, a NIC driver that supports dma-bufs and the open GPU driver";
       if (sys_errno == EFAULT || sys_errno == EINVAL) next = kIommu;
-      if (request.data_direct) next.append(next.empty() ? "" : ", or ").append("set VERBATIM_DATA_DIRECT=0");
+      if (request.data_direct || sys_errno == kNotMappedForPcie)
+        next.append(next.empty() ? "" : ", or ").append("set NCCL_IB_DATA_DIRECT=0");
       return next.empty() ? next : ". Next: " + next;
     }
   }
@@ -226,13 +231,12 @@ Result<UniqueMr> MrCache::register_range(const MrRequest& request, std::uintptr_
                           (atomic ? unsigned{IBV_ACCESS_REMOTE_ATOMIC} : 0U);
   const auto registered = [&]() -> Result<UniqueMr> {
     void* address = reinterpret_cast<void*>(start);
-    if (request.type == MemoryType::kDmaBuf && request.data_direct) {
-      return adopt("mlx5dv_reg_dmabuf_mr",
-                   reg_data_direct_(pd_, dmabuf_offset, bytes, start, request.dmabuf.fd, static_cast<int>(access),
-                                    kMlx5DataDirectAccess),
-                   verbs_.dereg_mr);
-    }
     if (request.type == MemoryType::kDmaBuf) {
+      if (request.data_direct) {
+        ibv_mr* mr = reg_data_direct_(pd_, dmabuf_offset, bytes, start, request.dmabuf.fd, static_cast<int>(access),
+                                      kMlx5DataDirectAccess);
+        return adopt("mlx5dv_reg_dmabuf_mr", mr, verbs_.dereg_mr);
+      }
       if (verbs_.reg_dmabuf_mr == nullptr) return system_error("ibv_reg_dmabuf_mr", EOPNOTSUPP);
       ibv_mr* mr = verbs_.reg_dmabuf_mr(pd_, dmabuf_offset, bytes, start, request.dmabuf.fd, static_cast<int>(access));
       return adopt("ibv_reg_dmabuf_mr", mr, verbs_.dereg_mr);

@@ -10,8 +10,9 @@
 namespace gpu_direct {
 namespace {
 
-// What a process with this setting finds: "NAME PCI-PATH FORCE-FLUSH" of each device.
-std::vector<std::string> described_devices(int version, const char* variable, const char* value) {
+// What a process with this setting finds: "NAME PCI-PATH FORCE-FLUSH" of each device, or "FORCE-FLUSH" of two as one.
+std::vector<std::string> described_devices(int version, const char* variable, const char* value,
+                                           std::string_view what = "device ") {
   conformance::Process process(
       "describe", version, {{"SOFTVERBS_DEVICES", "2"}, {"SOFTVERBS_DATA_DIRECT", "5356:41:00.0"}, {variable, value}});
   const conformance::Exit end = process.wait();
@@ -19,7 +20,7 @@ std::vector<std::string> described_devices(int version, const char* variable, co
   std::vector<std::string> found;
   std::istringstream lines(end.output);
   for (std::string line; std::getline(lines, line);) {
-    if (line.starts_with("device ")) found.push_back(line.substr(std::string_view("device ").size()));
+    if (line.starts_with(what)) found.push_back(line.substr(what.size()));
   }
   std::sort(found.begin(), found.end());
   return found;
@@ -36,15 +37,18 @@ TEST(DataDirect, Devices_AreThoseOfTheSetting) {
   };
   using Devices = std::vector<std::string>;
   const Devices only{with, "verbatim_softverbs1 0"};
-  for (const int version : {9, 10, 11, 12}) EXPECT_EQ(names_and_flush("NCCL_IB_DATA_DIRECT", "", version), only);
+  for (const int version : {10, 11, 12}) EXPECT_EQ(names_and_flush("NCCL_IB_DATA_DIRECT", "", version), only);
   EXPECT_EQ(names_and_flush("NCCL_IB_DATA_DIRECT", "1", 12), only);
   EXPECT_EQ(names_and_flush("NCCL_IB_DATA_DIRECT", "2", 12),
             (Devices{"verbatim_softverbs0 0", with, "verbatim_softverbs1 0"}));
   const Devices none{"verbatim_softverbs0 0", "verbatim_softverbs1 0"};
   EXPECT_EQ(names_and_flush("NCCL_IB_DATA_DIRECT", "0", 12), none);
   EXPECT_EQ(names_and_flush("VERBATIM_DATA_DIRECT", "0", 12), none);
-  // These tables cannot demand a flush.
-  for (const int version : {6, 7, 8}) EXPECT_EQ(names_and_flush("VERBATIM_DATA_DIRECT", "2", version), none);
+  // The second one has the interface.
+  EXPECT_EQ(described_devices(12, "NCCL_IB_DATA_DIRECT", "1", "merged "), Devices{"1"});
+  EXPECT_EQ(described_devices(12, "NCCL_IB_DATA_DIRECT", "0", "merged "), Devices{"0"});
+  // Their NCCL knows no Data Direct.
+  for (const int version : {6, 7, 8, 9}) EXPECT_EQ(names_and_flush("VERBATIM_DATA_DIRECT", "2", version), none);
 }
 
 // With SOFTVERBS_FAULTS='fail verb=mlx5dv_reg_dmabuf_mr count=all errno=EINVAL'.

@@ -169,8 +169,8 @@ class PeerRole {
   std::unique_ptr<SpinningKernels> kernels_;
 };
 
-// Role "describe": a line with ptrSupport of the first device, one with name, PCI path and forceFlush of each, and the
-// lines of the log about devices.
+// Role "describe": a line with ptrSupport of the first device, one with name, PCI path and forceFlush of each, one with
+// forceFlush of the first two as one device, and the lines of the log about devices.
 int describe(netapi::Plugin& net, const Lines& lines) {
   netapi::Properties properties;
   EXPECT_OK(net.properties(0, &properties));
@@ -180,6 +180,11 @@ int describe(netapi::Plugin& net, const Lines& lines) {
   for (int device = 0; device < count; ++device) {
     EXPECT_OK(net.properties(device, &properties));
     std::cout << "device " << properties.name << " " << properties.pci_path << " " << properties.force_flush << "\n";
+  }
+  int merged = 0;
+  if (count > 1 && net.has_make_vdevice() && net.make_vdevice({0, 1}, &merged) == nccl::Result::kSuccess) {
+    EXPECT_OK(net.properties(merged, &properties));
+    std::cout << "merged " << properties.force_flush << "\n";
   }
   std::cout << lines.text << std::flush;
   return 0;

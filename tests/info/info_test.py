@@ -321,6 +321,7 @@ class Info(unittest.TestCase):
         self.assertEqual(report["libraries"]["libibverbs"]["path"], os.path.realpath(VERBS_LIBRARY))
         self.assertEqual(os.path.dirname(report["libraries"]["libmlx5"]["path"]), os.path.dirname(os.path.realpath(VERBS_LIBRARY)))
         self.assertTrue(report["devices"][0]["pci_path"].startswith("/sys/devices/"))
+        self.assertFalse(report["devices"][0]["mlx5"])
 
 
 if __name__ == "__main__":

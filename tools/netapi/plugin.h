@@ -50,7 +50,8 @@ struct Properties {
   int plane_id = nccl::kNetIdUndefined;
 };
 
-// The name for people. Verbatim gives NCCL the name of the verbs device with a prefix, and a suffix for ports above 1.
+// The name for people. Verbatim gives NCCL the name of the verbs device with a prefix, and suffixes for ports above 1
+// and for Data Direct.
 std::string verbs_name(const Properties& properties);
 
 using NetAttr = nccl::v12::NetAttr;

@@ -36,7 +36,7 @@ std::string head(const Json& report) {
   std::string text = "Verbatim " + show(report["version"]);
   if (!report["commit"].is_null()) text += " (commit " + show(report["commit"]) + ")";
   text += "\ninit: ";
-  text += init["succeeds"].get<bool>() ? "succeeds, usable ports: " + show(init["usable_ports"]) + "\n" : "fails\n";
+  text += init["succeeds"].get<bool>() ? "succeeds, devices for NCCL: " + show(init["usable_ports"]) + "\n" : "fails\n";
   for (const Json& warning : init["warnings"]) text += "  warning: " + show(warning) + "\n";
   text += library("libibverbs", report["libraries"]["libibverbs"], "none");
   text += library("libmlx5", report["libraries"]["libmlx5"], "none; Verbatim works without it");

@@ -21,10 +21,10 @@ bool has_no_dmabufs(int dmabuf_errno) {
 
 Result<MrRef> acquire(const Port& port, const MrRequest& request) {
   const Device& device = *port.device;
-  if (request.type != MemoryType::kDmaBuf) return device.mr_cache().acquire(request);
   MrRequest first = request;
+  first.data_direct = port.data_direct && request.type == MemoryType::kDmaBuf;
+  if (request.type != MemoryType::kDmaBuf || first.data_direct) return device.mr_cache().acquire(first);
   first.suppress_log_for = has_no_dmabufs;
-  first.data_direct = port.data_direct;
   Result<MrRef> reference = device.mr_cache().acquire(first);
   if (reference || reference.error().kind != ErrorKind::kSystem) return reference;
   const Error refusal = reference.error();

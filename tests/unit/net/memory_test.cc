@@ -113,6 +113,33 @@ TEST_F(MemoryTest, DmaBufRefusedForAnotherReason_DoesNotFallBack) {
   EXPECT_EQ(fake_.calls("reg_mr"), 0);
 }
 
+// The device would reach the memory on two ways without an order.
+TEST_F(MemoryTest, DataDirectRefused_DoesNotFallBack) {
+  Mlx5 library;
+  library.is_supported = [](ibv_device*) { return true; };
+  library.query_device = [](ibv_context*, mlx5dv_context*) { return 0; };
+  library.reg_dmabuf_mr = [](ibv_pd*, std::uint64_t, std::size_t, std::uint64_t, int, int, int) -> ibv_mr* {
+    errno = EOPNOTSUPP;
+    return nullptr;
+  };
+  const auto device = Device::open(fake_.table, &library, &fake_.devices()[0]->device, false);
+  ASSERT_TRUE(device);
+  Port port = ports_[0];
+  port.device = device->get();
+  port.data_direct = true;
+  const LogCapture log;
+  const UniqueFd fd(::memfd_create("gpu", MFD_CLOEXEC));
+  const Port* const ports[] = {&port};
+  const auto refused = register_memory(
+      ports,
+      {.address = buffer_.data(), .bytes = 1, .type = MemoryType::kDmaBuf, .dmabuf = {.fd = fd.get(), .offset = 0}});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().sys_errno, EOPNOTSUPP);
+  EXPECT_EQ(fake_.calls("reg_mr"), 0);
+  EXPECT_EQ(log.only_warning().rfind("mlx5_0: mlx5dv_reg_dmabuf_mr of 4096 bytes of a dma-buf at ", 0), 0U)
+      << log.only_warning();
+}
+
 TEST_F(MemoryTest, DmaBufProtocolNotSupported_FallsBackToPeerMemory) {
   const LogCapture log;
   const UniqueFd fd(::memfd_create("gpu", MFD_CLOEXEC));

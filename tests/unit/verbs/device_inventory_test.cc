@@ -462,7 +462,6 @@ Mlx5 with_data_direct() {
   library.is_supported = [](ibv_device*) { return true; };
   library.query_device = [](ibv_context*, mlx5dv_context*) { return 0; };
   library.reg_dmabuf_mr = [](ibv_pd*, std::uint64_t, std::size_t, std::uint64_t, int, int, int) -> ibv_mr* {
-    errno = EBADF;
     return nullptr;
   };
   library.get_data_direct_sysfs_path = [](ibv_context* context, char* buffer, std::size_t) {

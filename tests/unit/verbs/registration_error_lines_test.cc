@@ -102,11 +102,15 @@ TEST_F(RegistrationErrorLine, DataDirectRefused_NamesItsSetting) {
   };
   EXPECT_EQ(refused(EIO),
             "mlx5_0: mlx5dv_reg_dmabuf_mr of 4096 bytes of a dma-buf at 0x7f0000000000 failed: Input/output error. "
-            "Next: set VERBATIM_DATA_DIRECT=0");
+            "Next: set NCCL_IB_DATA_DIRECT=0");
   EXPECT_EQ(refused(EINVAL),
             "mlx5_0: mlx5dv_reg_dmabuf_mr of 4096 bytes of a dma-buf at 0x7f0000000000 failed: Invalid argument. Next: "
             "check whether an IOMMU prevents access to GPU memory ('dmesg | grep -i -e iommu -e dmar'; boot with "
-            "iommu=pt), or set VERBATIM_DATA_DIRECT=0");
+            "iommu=pt), or set NCCL_IB_DATA_DIRECT=0");
+  // NCCL asks for the mapping also when the device is used without Data Direct (VERBATIM_DATA_DIRECT=0).
+  constexpr int kRefusedByGpuDriver = 524;
+  EXPECT_TRUE(refused(kRefusedByGpuDriver).ends_with(". Next: set NCCL_IB_DATA_DIRECT=0"));
+  EXPECT_TRUE(line(kRefusedByGpuDriver, range(MemoryType::kDmaBuf)).ends_with(". Next: set NCCL_IB_DATA_DIRECT=0"));
 }
 
 TEST_F(RegistrationErrorLine, HostMemoryRefused_GivesReason) {
