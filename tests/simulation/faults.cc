@@ -82,6 +82,7 @@ const Lines& lines_of(Fault fault) {
   // The other end of a connection that is made may have given it up: then its QPs are gone.
   static const std::vector<const char*> of_tcp = {"the side channel with the peer ", "no message from the peer ",
                                                   "stalled for ", " is down, the connection goes on over "};
+  constexpr const char* kNoAgreement = ", and no side channel to agree about it could be made ";
   static const std::array<Lines, kFaultNames.size()> all = {{
       {{}, {}},
       {{}, {}},
@@ -89,10 +90,12 @@ const Lines& lines_of(Fault fault) {
        {"the link of softverbs", ": its link is down", ": its test has failed", "transport retry counter exceeded",
         " has come back within ", " no other one has worked: "}},
       // The last message of an end may be lost with the TCP connection.
-      {of_tcp, {"Connection reset by peer", " ended without closing a connection that has outstanding operations"}},
-      {of_tcp, {"Connection timed out", "has sent nothing for "}},
+      {of_tcp,
+       {"Connection reset by peer", kNoAgreement,
+        " ended without closing a connection that has outstanding operations"}},
+      {of_tcp, {"Connection timed out", kNoAgreement, "has sent nothing for "}},
       {{}, {}},
-      {of_tcp, {"Connection timed out", "Connection reset by peer", "has sent nothing for "}},
+      {of_tcp, {"Connection timed out", "Connection reset by peer", kNoAgreement, "has sent nothing for "}},
       {{"the side channel with the peer ", " is down, the connection "}, {"Connection reset by peer"}},
       {{"the side channel with the peer ", " refuses a QP that was reset "}, {}},
       {{}, {}},

@@ -173,7 +173,9 @@ INSTANTIATE_TEST_SUITE_P(
         "--seed 45893 --faults loss,port,abort",            // a process with a failed connection ends
         "--seed 58407 --faults port/1,abort --parts puts",  // a rank aborts, and its port is down
         // The peer has ended, its host acknowledges nothing, and no new side channel is answered.
-        "--seed 22072 --faults loss/1,cut,abort --parts 3 --operations 16 --order 2"));
+        "--seed 22072 --faults loss/1,cut,abort --parts 3 --operations 16 --order 2",
+        // A lane fails, the other one works, and the ends cannot agree.
+        "--seed 143633 --faults cut,gid --processes 1 --parts 0 --operations 1 --order 1"));
 
 }  // namespace
 }  // namespace simulation

@@ -23,6 +23,9 @@ constexpr std::uint64_t kSendRetryNs = 10 * kNanosecondsPerMillisecond;
 constexpr std::uint64_t kLaneCheckNs = 5 * kNanosecondsPerMillisecond;
 // How often the time that a connection waits for a lane is counted.
 constexpr std::uint64_t kWaitCheckNs = kNanosecondsPerSecond / 4;
+// For so long, or VERBATIM_RECONNECT_S if that is more, the ends of a connection wait for a side channel over which
+// they agree what has arrived on a lane that has failed, while another one works.
+constexpr unsigned kMinAgreementS = 60;
 // A side channel that the peer has made again waits at most this long.
 constexpr std::uint64_t kAcceptPeriodNs = kNanosecondsPerSecond;
 // The listener accepts a limited number at a time: after some, others may wait.
@@ -263,15 +266,22 @@ std::uint64_t Monitor::look_after_lanes(MonitoredConnection& connection, std::ui
   }
   next = std::min(next, comm.watch_lanes(now));
   const std::uint64_t waited_ns = comm.can_wait() ? comm.waited_ns(now) : 0;
-  if (!comm.waits_for_lane()) return next;
-  const Config& config = comm.settings().config;
+  const LaneWait wait = comm.lane_wait();
+  if (wait == LaneWait::kNone) return next;
+  const bool has_lane = wait == LaneWait::kForAgreement;
+  const unsigned reconnect_s = comm.settings().config.reconnect_s;
+  const unsigned limit_s = has_lane ? std::max(reconnect_s, kMinAgreementS) : reconnect_s;
+  const std::string& peer = comm.endpoint().peer_name();
   char why[256] = "";
-  if (connection.no_answer && !comm.channel().may_be_made()) {
-    std::snprintf(why, sizeof why, "no lane to the peer %s works, and its host acknowledges nothing",
-                  comm.endpoint().peer_name().c_str());
-  } else if (waited_ns >= config.reconnect_s * kNanosecondsPerSecond) {
+  if (!has_lane && connection.no_answer && !comm.channel().may_be_made()) {
+    std::snprintf(why, sizeof why, "no lane to the peer %s works, and its host acknowledges nothing", peer.c_str());
+  } else if (waited_ns >= limit_s * kNanosecondsPerSecond && has_lane) {
+    std::snprintf(why, sizeof why,
+                  "a lane to the peer %s has failed, and no side channel to agree about it could be made within %u s",
+                  peer.c_str(), limit_s);
+  } else if (waited_ns >= limit_s * kNanosecondsPerSecond) {
     std::snprintf(why, sizeof why, "no lane to the peer %s has come back within %u s (VERBATIM_RECONNECT_S)",
-                  comm.endpoint().peer_name().c_str(), config.reconnect_s);
+                  peer.c_str(), limit_s);
   }
   if (*why == '\0') return std::min(next, now + kWaitCheckNs);
   connection.fail(ErrorKind::kRemote, why);

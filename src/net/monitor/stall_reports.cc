@@ -51,7 +51,7 @@ void check_connection(const StallSettings& settings, ConnectionTable& table, Mon
              to_seconds(detector.last_stall_ns());
     });
   }
-  if (comm.waits_for_lane()) {  // its line says why nothing happens
+  if (comm.lane_wait() == LaneWait::kForLane) {  // its line says why nothing happens
     if (action != Action::kFail) return;
     return connection.fail(ErrorKind::kRemote,
                            ("stalled for " + to_seconds(detector.stalled_ns(now)) +

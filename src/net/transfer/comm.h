@@ -104,10 +104,14 @@ class Comm {
   // Any thread.
   std::size_t lanes_down() const { return failover_ != nullptr ? failover_->not_working() : 0; }
   bool can_wait() const { return failover_ != nullptr; }
-  // Whether no lane works, and the comm waits for one. Any thread.
-  bool waits_for_lane() const { return failover_ != nullptr && failover_->waits; }
-  // How long it has waited, without the time in which only the peer, or an application, can go on. Only the monitor
-  // calls it, often.
+  // What keeps messages from moving. Any thread.
+  LaneWait lane_wait() const {
+    if (failover_ == nullptr) return LaneWait::kNone;
+    if (failover_->waits) return LaneWait::kForLane;
+    return failover_->fences ? LaneWait::kForAgreement : LaneWait::kNone;
+  }
+  // How long it has waited in this way, without the time in which only the peer, or an application, can go on. Only the
+  // monitor calls it, often.
   std::uint64_t waited_ns(std::uint64_t now);
   // Any thread: the addresses of this end that lanes which work have on a port. A lane that came back may have another
   // one than the rest.

@@ -197,9 +197,14 @@ std::uint64_t Comm::waited_ns(std::uint64_t now) {
   std::uint64_t& last = failover_->last_look_ns;
   const std::uint64_t passed = last == 0 ? 0 : now - last;
   last = now;
-  if (!failover_->waits) {
-    last = failover_->waited_ns = 0;
-  } else if (!failover_->renewal.waits_for_others(failure_state_.channel_state() == ChannelState::kOpen)) {
+  const bool is_open = failure_state_.channel_state() == ChannelState::kOpen;
+  const LaneWait wait = lane_wait();
+  if (wait == LaneWait::kNone) last = 0;
+  // Over a channel that is open the ends agree.
+  const bool is_over = wait == LaneWait::kNone || (wait == LaneWait::kForAgreement && is_open);
+  if (std::exchange(failover_->waits_as, wait) != wait || is_over) {
+    failover_->waited_ns = 0;
+  } else if (wait == LaneWait::kForAgreement || !failover_->renewal.waits_for_others(is_open)) {
     failover_->waited_ns += passed;
   }
   return failover_->waited_ns;
@@ -399,6 +404,7 @@ void Comm::advance_lanes(bool all_polled) {
     const bool fences = state == LaneState::kDraining || state == LaneState::kFenced;
     recovering = recovering || (fences && failover_->was_used(lane));
   }
+  failover_->fences = recovering;
   if (awaits_cause()) return;
   if (recovering || failover_->working() == 0 || error() != nullptr) return;
   if (recovering_) {

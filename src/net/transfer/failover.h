@@ -124,6 +124,8 @@ class LaneNotices {
 };
 
 enum class LaneState : std::uint8_t { kWorking, kDraining, kFenced, kDown, kJoining };
+// Why no message moves. kForLane: no lane works. kForAgreement: one does, but the ends have not both fenced another.
+enum class LaneWait : std::uint8_t { kNone, kForLane, kForAgreement };
 
 // The lanes of a comm. The thread of its data path, except what is marked.
 class Failover {
@@ -167,8 +169,11 @@ class Failover {
   Watch& watch(std::size_t lane) { return lanes_[lane].watch; }
   // No lane works. Any thread.
   std::atomic<bool> waits{false};
+  // A lane that was used is not fenced at both ends. Any thread.
+  std::atomic<bool> fences{false};
   std::uint64_t fenced_ns = 0;  // when QPs of any lane were last moved to ERR
-  // The monitor's: how long, and when it last added to that; 0: not yet.
+  // The monitor's: why and how long the comm waits, and when it last added to that; 0: not yet.
+  LaneWait waits_as = LaneWait::kNone;
   std::uint64_t waited_ns = 0;
   std::uint64_t last_look_ns = 0;
 

@@ -520,7 +520,7 @@ TEST(OneLane, DeviceFailsInTheOutage_ConnectionFails) {
     Traffic traffic(1);
     SendComm& sender = traffic.link.send();
     const Device& device = *sender.endpoint().ports()[0]->device;
-    ASSERT_TRUE(traffic.is_reached([&] { return sender.waits_for_lane(); }));
+    ASSERT_TRUE(traffic.is_reached([&] { return sender.lane_wait() == LaneWait::kForLane; }));
     sender.set_device_event(IBV_EVENT_QP_FATAL, device);
     const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(300);  // longer than a late cause
     while (std::chrono::steady_clock::now() < end) sender.progress();
