@@ -227,15 +227,17 @@ void Instance::close(CollComm& comm) {
   closing_.push_back({std::move(closing), deadline_ns});
 }
 
-void Instance::remove_closed() {
-  std::vector<Closing> ended;  // destroyed without the lock
+void Instance::remove_closed() noexcept {
   const std::uint64_t now = monotonic_ns();
-  const MutexLock lock(mutex_);
-  const auto first = std::stable_partition(closing_.begin(), closing_.end(), [&](const Closing& one) {
-    return !one.comm->all_ended() && now < one.deadline_ns;
-  });
-  std::move(first, closing_.end(), std::back_inserter(ended));
-  closing_.erase(first, closing_.end());
+  while (true) {
+    Closing ended;  // destroyed without the lock
+    const MutexLock lock(mutex_);
+    const auto found = std::ranges::find_if(
+        closing_, [&](const Closing& one) { return one.comm->all_ended() || now >= one.deadline_ns; });
+    if (found == closing_.end()) return;
+    ended = std::move(*found);
+    closing_.erase(found);
+  }
 }
 
 }  // namespace verbatim::rma

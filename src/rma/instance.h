@@ -46,7 +46,7 @@ class Instance {
   void end_communicators();
   std::vector<const Port*> lane_ports(const Port& port) const;
   Error log_listen_failure(const Error& error) const;
-  void remove_closed();
+  void remove_closed() noexcept;
 
   Context& context_;
   const ProcessParts process_;

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <deque>
-#include <iterator>
 #include <list>
 #include <numeric>
 #include <utility>
@@ -463,12 +462,15 @@ Result<std::optional<Endpoint>> EndpointPool::take_endpoint(EndpointReservation&
   return std::exchange(reservation.endpoint, std::nullopt);
 }
 
-void EndpointPool::reset_order() {
-  std::vector<std::shared_ptr<EndpointPlan>> ended;  // destroyed without the mutex
-  const MutexLock lock(mutex_);
-  const auto end = std::partition(plans_.begin(), plans_.end(), [](const auto& plan) { return plan.use_count() > 1; });
-  std::move(end, plans_.end(), std::back_inserter(ended));
-  plans_.erase(end, plans_.end());
+void EndpointPool::reset_order() noexcept {
+  while (true) {
+    std::shared_ptr<EndpointPlan> ended;  // destroyed without the mutex
+    const MutexLock lock(mutex_);
+    const auto found = std::ranges::find_if(plans_, [](const auto& plan) { return plan.use_count() == 1; });
+    if (found == plans_.end()) return;
+    ended = std::move(*found);
+    plans_.erase(found);
+  }
 }
 
 }  // namespace verbatim

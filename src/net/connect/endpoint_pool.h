@@ -94,7 +94,7 @@ class EndpointPool {
   Result<std::optional<Endpoint>> take(EndpointReservation& reservation, VerbBudget& budget);
 
   // The communicator has no connection any more: the next ones start with new blocks.
-  void reset_order() VERBATIM_EXCLUDES(mutex_);
+  void reset_order() noexcept VERBATIM_EXCLUDES(mutex_);
 
  private:
   Result<std::optional<Endpoint>> take_endpoint(EndpointReservation& reservation, VerbBudget& budget);
