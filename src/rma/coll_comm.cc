@@ -71,7 +71,12 @@ Status CollComm::read_port_counts(const std::vector<wire::RmaExchange>& received
 
 Status CollComm::prepare() {
   Result<ControlMemory> scratch = ControlMemory::create(ports_, kScratchBytes);
-  if (!scratch) return scratch.error();
+  if (!scratch) {
+    if (!scratch.error().logged)
+      VERBATIM_WARN("connecting (RMA, rank %u of %u) failed: %s. Next: look at what else uses the memory of %s",
+                    ranks_.rank(), ranks_.ranks(), to_string(scratch.error()).c_str(), settings_.host_name.c_str());
+    return scratch.error();
+  }
   scratch_ = std::move(*scratch);
   return {};
 }
