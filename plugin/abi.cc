@@ -31,14 +31,6 @@ Context& context_of(const ListenComm& listen) {
   return *static_cast<Context*>(listen.settings().comm.owner);
 }
 
-// Gives NCCL a new object as Object*. A null pointer without an error is success too: NCCL calls again.
-template <typename Object, typename Made>
-nccl::Result store(const Result<Made*>& made, void** object) {
-  if (!made) return to_nccl(made.error());
-  *object = static_cast<Object*>(*made);
-  return nccl::Result::kSuccess;
-}
-
 nccl::Result register_memory(void* comm, const MrRequest& request, void** mhandle) {
   *mhandle = nullptr;
   Result<std::unique_ptr<MemoryHandle>> registered = as_comm(comm)->register_memory(request);

@@ -26,6 +26,14 @@ static_assert(to_nccl(ErrorKind::kArgument) == nccl::Result::kInvalidArgument);
 static_assert(to_nccl(ErrorKind::kUsage) == nccl::Result::kInvalidUsage);
 static_assert(to_nccl(ErrorKind::kRemote) == nccl::Result::kRemoteError);
 
+// Gives NCCL a new object as Object*. A null pointer without an error is success too: NCCL calls again.
+template <typename Object, typename Made>
+nccl::Result store(const Result<Made*>& made, void** object) {
+  if (!made) return to_nccl(made.error());
+  *object = static_cast<Object*>(*made);
+  return nccl::Result::kSuccess;
+}
+
 // To be called by every init. The first one after loading logs the version of the table, because NCCL has just logged
 // the versions that it did not find in the plugin. `table`: "net" or "RMA".
 void first_init(const char* table, int version, nccl::DebugLogger logger);

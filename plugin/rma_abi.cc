@@ -25,10 +25,7 @@ nccl::Result register_rma(void* coll_comm, MrRequest request, std::uint64_t flag
   *mhandle = nullptr;
   // Any registered word can be the target of a signal.
   request.ordering = (flags & nccl::kMrForceStrictOrdering) != 0 ? MrOrdering::kAtomic : MrOrdering::kRelaxedAtomic;
-  const Result<rma::Memory*> memory = as_coll(coll_comm).register_memory(request);
-  if (!memory) return to_nccl(memory.error());
-  *mhandle = *memory;
-  return nccl::Result::kSuccess;
+  return store<rma::Memory>(as_coll(coll_comm).register_memory(request), mhandle);
 }
 
 }  // namespace
@@ -37,10 +34,7 @@ nccl::Result rma_init(int version, void** context, nccl::DebugLogger logger) noe
   return catch_exceptions("init", [&] {
     *context = nullptr;
     first_init("RMA", version, logger);
-    const Result<rma::Instance*> opened = rma::Instance::open();
-    if (!opened) return to_nccl(opened.error());
-    *context = *opened;
-    return nccl::Result::kSuccess;
+    return store<rma::Instance>(rma::Instance::open(), context);
   });
 }
 
@@ -65,11 +59,8 @@ nccl::Result rma_listen(void* context, int device, void* handle, void** listen_c
     *listen_comm = nullptr;
     if (context == nullptr) return nccl::Result::kInvalidUsage;
     if (device < 0) return nccl::Result::kInvalidArgument;
-    const Result<rma::ListenComm*> made =
-        static_cast<rma::Instance*>(context)->listen(static_cast<std::size_t>(device), handle_bytes(handle));
-    if (!made) return to_nccl(made.error());
-    *listen_comm = *made;
-    return nccl::Result::kSuccess;
+    rma::Instance& instance = *static_cast<rma::Instance*>(context);
+    return store<rma::ListenComm>(instance.listen(static_cast<std::size_t>(device), handle_bytes(handle)), listen_comm);
   });
 }
 
@@ -78,20 +69,14 @@ nccl::Result rma_connect(void*, void* handles[], int nranks, int rank, void* lis
     *coll_comm = nullptr;
     if (listen_comm == nullptr) return nccl::Result::kInvalidArgument;
     rma::ListenComm& listen = *static_cast<rma::ListenComm*>(listen_comm);
-    const Result<rma::CollComm*> made = listen.owner->connect(listen, handles, nranks, rank);
-    if (!made) return to_nccl(made.error());
-    *coll_comm = *made;
-    return nccl::Result::kSuccess;
+    return store<rma::CollComm>(listen.owner->connect(listen, handles, nranks, rank), coll_comm);
   });
 }
 
 nccl::Result rma_create_context(void* coll_comm, const rma::ContextSetupRequest& request, void** rma_context) noexcept {
   return catch_exceptions("createContext", [&] {
     *rma_context = nullptr;
-    const Result<rma::ContextSet*> made = as_coll(coll_comm).create_contexts(request);
-    if (!made) return to_nccl(made.error());
-    *rma_context = *made;
-    return nccl::Result::kSuccess;
+    return store<rma::ContextSet>(as_coll(coll_comm).create_contexts(request), rma_context);
   });
 }
 

@@ -11,11 +11,10 @@
 #include "rma_abi.h"
 
 namespace verbatim::abi {
-namespace {
 
 template <int kVersion>
 nccl::Result rma_init(void** context, std::uint64_t, nccl::DebugLogger logger) noexcept {
-  return abi::rma_init(kVersion, context, logger);
+  return rma_init(kVersion, context, logger);
 }
 
 // NCCL takes the type of its device API from here, also in v14.
@@ -43,43 +42,25 @@ nccl::Result rma_create(void* coll_comm, nccl::rma_v14::RmaConfig* config, void*
 }
 
 // v13: a second handle, for GPU-initiated transfers.
-nccl::Result rma_register(void* coll_comm, void* data, std::size_t size, int type, std::uint64_t flags, void** mhandle,
-                          void** gin_handle) noexcept {
+nccl::Result rma_reg_mr(void* coll_comm, void* data, std::size_t size, int type, std::uint64_t flags, void** mhandle,
+                        void** gin_handle) noexcept {
   const nccl::Result registered = rma_reg_mr(coll_comm, data, size, type, flags, mhandle);
   if (gin_handle != nullptr) *gin_handle = *mhandle;
   return registered;
 }
 
-nccl::Result rma_register(void* coll_comm, void* data, std::size_t size, int type, std::uint64_t flags,
-                          void** mhandle) noexcept {
-  return rma_reg_mr(coll_comm, data, size, type, flags, mhandle);
-}
-
-nccl::Result rma_register_dmabuf(void* coll_comm, void* data, std::size_t size, int type, std::uint64_t offset, int fd,
-                                 std::uint64_t flags, void** mhandle, void** gin_handle) noexcept {
+nccl::Result rma_reg_mr_dmabuf(void* coll_comm, void* data, std::size_t size, int type, std::uint64_t offset, int fd,
+                               std::uint64_t flags, void** mhandle, void** gin_handle) noexcept {
   const nccl::Result registered = rma_reg_mr_dmabuf(coll_comm, data, size, type, offset, fd, flags, mhandle);
   if (gin_handle != nullptr) *gin_handle = *mhandle;
   return registered;
 }
 
-nccl::Result rma_register_dmabuf(void* coll_comm, void* data, std::size_t size, int type, std::uint64_t offset, int fd,
-                                 std::uint64_t flags, void** mhandle) noexcept {
-  return rma_reg_mr_dmabuf(coll_comm, data, size, type, offset, fd, flags, mhandle);
-}
-
 // v14 says whether a signal must be a strong one; all are.
-nccl::Result rma_put_signal(void* rma_context, int context, std::uint64_t source_offset, void* source_mhandle,
-                            std::size_t size, std::uint64_t target_offset, void* target_mhandle, std::uint32_t rank,
-                            std::uint64_t signal_offset, void* signal_mhandle, std::uint64_t signal_value,
-                            std::uint32_t signal_operation, bool, void** request) noexcept {
-  return rma_iput_signal(rma_context, context, source_offset, source_mhandle, size, target_offset, target_mhandle, rank,
-                         signal_offset, signal_mhandle, signal_value, signal_operation, request);
-}
-
-nccl::Result rma_put_signal(void* rma_context, int context, std::uint64_t source_offset, void* source_mhandle,
-                            std::size_t size, std::uint64_t target_offset, void* target_mhandle, std::uint32_t rank,
-                            std::uint64_t signal_offset, void* signal_mhandle, std::uint64_t signal_value,
-                            std::uint32_t signal_operation, void** request) noexcept {
+nccl::Result rma_iput_signal(void* rma_context, int context, std::uint64_t source_offset, void* source_mhandle,
+                             std::size_t size, std::uint64_t target_offset, void* target_mhandle, std::uint32_t rank,
+                             std::uint64_t signal_offset, void* signal_mhandle, std::uint64_t signal_value,
+                             std::uint32_t signal_operation, bool, void** request) noexcept {
   return rma_iput_signal(rma_context, context, source_offset, source_mhandle, size, target_offset, target_mhandle, rank,
                          signal_offset, signal_mhandle, signal_value, signal_operation, request);
 }
@@ -94,14 +75,14 @@ constexpr Rma make_rma_table() {
   table.listen = rma_listen;
   table.connect = rma_connect;
   table.createContext = rma_create;
-  table.regMrSym = rma_register;
-  table.regMrSymDmaBuf = rma_register_dmabuf;
+  table.regMrSym = rma_reg_mr;
+  table.regMrSymDmaBuf = rma_reg_mr_dmabuf;
   table.deregMrSym = rma_dereg_mr;
   table.destroyContext = rma_destroy_context;
   table.closeColl = rma_close_coll;
   table.closeListen = rma_close_listen;
   table.iput = rma_iput;
-  table.iputSignal = rma_put_signal;
+  table.iputSignal = rma_iput_signal;
   table.iget = rma_iget;
   table.iflush = rma_iflush;
   table.test = rma_test;
@@ -115,7 +96,6 @@ constexpr Rma make_rma_table() {
   return table;
 }
 
-}  // namespace
 }  // namespace verbatim::abi
 
 #pragma GCC visibility push(default)

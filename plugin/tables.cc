@@ -138,25 +138,29 @@ nccl::Result isend(void* send_comm, void* data, std::size_t size, int tag, void*
   return isend(send_comm, data, size, tag, mhandle, nullptr, request);
 }
 
-// `sizes` are int up to v8, size_t from v9 on. NCCL's arrays are not copied.
-template <typename Size>
-nccl::Result irecv(void* recv_comm, int n, void** data, Size* sizes, int* tags, void** mhandles,
-                   void** request) noexcept {
-  RecvComm& comm = *static_cast<RecvComm*>(as_comm(recv_comm));
-  if (comm.observed()) [[unlikely]] {
-    return to_nccl(comm.irecv_observed<Size>(n, data, sizes, tags, mhandles, nullptr, request));
-  }
-  return to_nccl(comm.irecv<Size>(n, data, sizes, tags, mhandles, request));
-}
-
 // From v10 on.
 nccl::Result irecv(void* recv_comm, int n, void** data, std::size_t* sizes, int* tags, void** mhandles,
                    void** profiler_handles, void** request) noexcept {
   RecvComm& comm = *static_cast<RecvComm*>(as_comm(recv_comm));
   if (comm.observed()) [[unlikely]] {
-    return to_nccl(comm.irecv_observed<std::size_t>(n, data, sizes, tags, mhandles, profiler_handles, request));
+    return to_nccl(comm.irecv_observed(n, data, sizes, tags, mhandles, profiler_handles, request));
   }
-  return to_nccl(comm.irecv<std::size_t>(n, data, sizes, tags, mhandles, request));
+  return to_nccl(comm.irecv(n, data, sizes, tags, mhandles, request));
+}
+
+// v9.
+nccl::Result irecv(void* recv_comm, int n, void** data, std::size_t* sizes, int* tags, void** mhandles,
+                   void** request) noexcept {
+  return irecv(recv_comm, n, data, sizes, tags, mhandles, nullptr, request);
+}
+
+// Up to v8: the sizes are int, and there is no optional completion. A negative size becomes one that is too large.
+nccl::Result irecv(void* recv_comm, int n, void** data, int* sizes, int* tags, void** mhandles,
+                   void** request) noexcept {
+  std::size_t wide[wire::kMaxGroup] = {};
+  std::copy_n(sizes, std::clamp(n, 0, static_cast<int>(wire::kMaxGroup)), wide);
+  *request = nullptr;
+  return irecv(recv_comm, n, data, wide, tags, mhandles, request);
 }
 
 // Uses the upper ends of the ranges; -1 means that NCCL does not know the number.

@@ -101,12 +101,6 @@ Result<ContextSet*> CollComm::create_contexts(const ContextSetupRequest& request
 Result<ContextSet*> CollComm::create_locked(const ContextSetupRequest& request) {
   if (failures_.has_failed()) return Error{failures_.kind(), 0, "createContext after a failure", true};
   remove_destroyed();
-  std::vector<std::uint32_t> scratch_lkeys;
-  std::vector<std::uint32_t> scratch_rkeys;
-  for (std::size_t i = 0; i < ports_.size(); ++i) {
-    scratch_lkeys.push_back(scratch_->lkey(i));
-    scratch_rkeys.push_back(scratch_->rkey(i));
-  }
   ContextSetup setup(request, ports_,
                      {.owner = *this,
                       .config = settings_.config,
@@ -116,9 +110,7 @@ Result<ContextSet*> CollComm::create_locked(const ContextSetupRequest& request) 
                       .number = sets_made_++,
                       .ports = {},
                       .port_counts = port_counts_,
-                      .scratch_lkeys = std::move(scratch_lkeys),
-                      .scratch_rkeys = std::move(scratch_rkeys),
-                      .scratch = reinterpret_cast<std::uint64_t>(scratch_->data()),
+                      .scratch = *scratch_,
                       .max_recvs = settings_.max_recvs});
   Result<std::unique_ptr<ContextSet>> set = setup.run();
   if (!set) return set.error();

@@ -26,9 +26,8 @@ void ContextSet::set_lane_keys(WorkRequest& work, const PeerQueue& queue, const 
                                bool signal) const {
   const std::uint32_t lane = queue.lane.load(std::memory_order_relaxed);
   const std::uint32_t rank = rank_of(queue);
-  work.segment.lkey = signal || operation.local_memory == nullptr
-                          ? parts_.scratch_lkeys[lane % parts_.scratch_lkeys.size()]
-                          : operation.local_memory->lkey_of(lane);
+  work.segment.lkey = signal || operation.local_memory == nullptr ? parts_.scratch.lkey(lane % parts_.ports.size())
+                                                                  : operation.local_memory->lkey_of(lane);
   if (signal) {
     work.request.wr.atomic.rkey = operation.signal_memory->rkey_of(rank, lane);
   } else if (operation.remote_memory != nullptr) {
@@ -119,10 +118,10 @@ bool ContextSet::post_read(Request& request, std::uint32_t port) noexcept {
   WorkRequest work;
   work.request.sg_list = &work.segment;
   work.request.num_sge = 1;
-  const Operation read{.local = parts_.scratch,
+  const Operation read{.local = parts_.scratch.address(),
                        .remote = request.operation.remote,
                        .bytes = 1,
-                       .lkey = parts_.scratch_lkeys[port],
+                       .lkey = parts_.scratch.lkey(port),
                        .rkey = request.operation.remote_memory->rkey_of(own_rank(), port)};
   const std::uint32_t context = request.queue->context;
   const auto index = static_cast<std::uint32_t>(&request - request.queue->slots.data());

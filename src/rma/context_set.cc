@@ -17,7 +17,7 @@ ContextSet::ContextSet(ContextSetParts parts, std::size_t contexts, std::size_t 
       contexts_(static_cast<std::uint32_t>(contexts)),
       queues_per_context_(peers + 1),
       ranks_(parts_.ranks.ranks()),
-      fetched_{parts_.scratch, kSignalBytes, parts_.scratch_lkeys.front()},
+      fetched_{parts_.scratch.address(), kSignalBytes, parts_.scratch.lkey(0)},
       queues_(contexts * (peers + 1)),
       paths_(peers) {
   for (std::size_t i = 0; i < queues_.size(); ++i) {
@@ -39,10 +39,10 @@ ErrorKind ContextSet::flush(Target target, const Memory* memory, void** request)
     return failures().kind();
   }
   target.rank = parts_.ranks.rank();
-  const Operation read{.local = parts_.scratch,
+  const Operation read{.local = parts_.scratch.address(),
                        .remote = memory->own.address,
                        .bytes = 1,
-                       .lkey = parts_.scratch_lkeys.front(),
+                       .lkey = parts_.scratch.lkey(0),
                        .rkey = memory->own.rkey,
                        .remote_memory = memory};
   return start_held(target, *find_queue(target), OperationKind::kFlush, read, request);

@@ -193,13 +193,12 @@ struct ContextSetParts {
   const std::string& host_name;
   PeerRanks& ranks;
   Failures& failures;
-  std::uint32_t number = 0;                  // of the set in its communicator, the same at all ranks
-  std::vector<Port> ports;                   // own ones, up to date: the first is that of the device
-  std::vector<std::uint8_t> port_counts;     // by rank
-  std::vector<std::uint32_t> scratch_lkeys;  // by port
-  std::vector<std::uint32_t> scratch_rkeys;
-  std::uint64_t scratch = 0;  // address of 8 bytes that atomics and flushes write, and nobody reads
-  unsigned max_recvs = 1;     // 32 times as many requests of a context and a peer can be outstanding
+  std::uint32_t number = 0;               // of the set in its communicator, the same at all ranks
+  std::vector<Port> ports;                // own ones, up to date: the first is that of the device
+  std::vector<std::uint8_t> port_counts;  // by rank
+  // Of the communicator's ports: 8 bytes that atomics and flushes write, and nobody reads.
+  const ControlMemory& scratch;
+  unsigned max_recvs = 1;  // 32 times as many requests of a context and a peer can be outstanding
 };
 
 class ContextSet {

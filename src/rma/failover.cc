@@ -469,11 +469,8 @@ void Failover::offer(const Job& job) {
   }
   Psns expected = job.expected;
   for (std::uint32_t& psn : expected) psn = (psn + kPsnsBetweenRounds) & kPsnMask;
-  wire::RmaLane message{.step = wire::RmaLaneStep::kOffered,
-                        .round = job.round + 1,
-                        .psns = expected,
-                        .lid = port->lid,
-                        .gid_index = static_cast<std::uint8_t>(port->gid.index)};
+  wire::RmaLane message{
+      .step = wire::RmaLaneStep::kOffered, .round = job.round + 1, .psns = expected, .lid = port->lid};
   std::memcpy(message.gid.data(), port->gid.gid.raw, message.gid.size());
   {
     const MutexLock lock(mutex_);

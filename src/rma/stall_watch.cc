@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/json.h"
 #include "base/log.h"
 #include "net/diagnose/failure.h"
 #include "verbs/device.h"
@@ -34,6 +35,13 @@ RmaCounts to_counts(const QueueCounts::ByKind& counts) {
           .signals = count_of(counts, OperationKind::kSignal) + with_signal,
           .gets = count_of(counts, OperationKind::kGet),
           .flushes = count_of(counts, OperationKind::kFlush)};
+}
+
+RmaCounts completed_by(const QueueCounts& counts) {
+  RmaCounts completed = to_counts(counts.completed);
+  completed.put_bytes = count_of(counts.bytes, OperationKind::kPut) + count_of(counts.bytes, OperationKind::kPutSignal);
+  completed.get_bytes = count_of(counts.bytes, OperationKind::kGet);
+  return completed;
 }
 
 // "3 puts, 1 flush".
@@ -235,37 +243,36 @@ void StallWatch::fail(const PeerQueue& queue, std::uint64_t stalled_ns, std::uin
   });
 }
 
-RmaStats StallWatch::stats(std::uint64_t now) const {
-  RmaStats stats{.rank = set_.own_rank(),
-                 .ranks = set_.ranks(),
-                 .contexts = set_.contexts(),
-                 .qps = set_.qps(),
-                 .device = set_.port().name,
-                 .failed = failures_.has_failed(),
-                 .error = failures_.text()};
+RmaStats StallWatch::stats(std::uint64_t number, std::uint64_t now) const {
+  RmaStats stats;
+  std::vector<std::string> queues;  // those with which an operation was begun
   for (std::size_t i = 0; i < watched_.size(); ++i) {
     const PeerQueue& queue = set_.queues()[i];
-    const QueueCounts& counts = queue.counts;
-    const Outstanding left(counts);
+    const Outstanding left(queue.counts);
     if (left.completed + left.number == 0) continue;
     const PathFacts facts = set_.known_facts(queue);
     const std::uint64_t stalled_ns = left.number != 0 && checked_ns_ != 0 ? now - watched_[i].progress_ns : 0;
-    stats.queues.push_back({.context = queue.context,
-                            .peer = set_.is_own(queue.peer) ? set_.own_rank() : set_.path_of(queue).rank,
-                            .peer_host = facts.remote->host,
-                            .qp = facts.local.qp,
-                            .peer_qp = facts.remote->qp,
-                            .lane = queue.lane.load(std::memory_order_relaxed) + 1,
-                            .lanes = static_cast<std::uint32_t>(queue.further_qps.size()) + 1,
-                            .posted = to_counts(counts.begun),
-                            .completed = to_counts(counts.completed),
-                            .put_bytes = counts.bytes[static_cast<std::size_t>(OperationKind::kPut)] +
-                                         counts.bytes[static_cast<std::size_t>(OperationKind::kPutSignal)],
-                            .get_bytes = counts.bytes[static_cast<std::size_t>(OperationKind::kGet)],
-                            .outstanding = left.number,
-                            .no_progress_ms = stalled_ns / kNanosecondsPerMillisecond,
-                            .stalled = watched_[i].reported});
+    const RmaCounts completed = completed_by(queue.counts);
+    stats.completed.add(completed);
+    queues.push_back(
+        json_object({json_field("context", queue.context),
+                     json_field("peer", set_.is_own(queue.peer) ? set_.own_rank() : set_.path_of(queue).rank),
+                     json_field("peer_host", facts.remote->host),
+                     json_field("lane", queue.lane.load(std::memory_order_relaxed) + 1),
+                     json_field("lanes", queue.further_qps.size() + 1), json_field("qp", facts.local.qp),
+                     json_field("peer_qp", facts.remote->qp),
+                     json_nested("posted", json_object({to_counts(queue.counts.begun).operations_json()})),
+                     json_nested("completed", completed.json()), json_field("outstanding", left.number),
+                     json_field("no_progress_ms", stalled_ns / kNanosecondsPerMillisecond),
+                     json_flag("stalled", watched_[i].reported)}));
   }
+  const bool failed = failures_.has_failed();
+  const std::string error = failures_.text();
+  stats.json = json_object(
+      {json_field("number", number), json_field("rank", set_.own_rank()), json_field("ranks", set_.ranks()),
+       json_field("contexts", set_.contexts()), json_field("qps", set_.qps()), json_field("device", set_.port().name),
+       json_flag("failed", failed), json_nested("error", error.empty() ? "null" : json_text(error)),
+       json_nested("queues", json_list(queues))});
   return stats;
 }
 

@@ -25,7 +25,7 @@ class StallWatch final : public MonitoredRmaSet {
   bool check_stalls(const StallSettings& settings, std::uint64_t now) noexcept override;
   void port_down(const Device& device, std::uint8_t port) noexcept override;
   void gids_changed(const Device& device, std::uint8_t port) noexcept override;
-  RmaStats stats(std::uint64_t now) const override;
+  RmaStats stats(std::uint64_t number, std::uint64_t now) const override;
 
  private:
   // The queue of one context and one peer, as last seen.

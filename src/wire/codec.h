@@ -95,6 +95,19 @@ class Reader {
   bool truncated_ = false;
 };
 
+// The fields of a HelloDevice and of a HelloQp, in the order of messages. `Codec`: a Writer or a Reader.
+template <typename Codec, typename Device>
+void code_device(Codec& codec, Device& device) {
+  codec.fields(device.gid, device.control_rkey, device.max_message_bytes, device.speed_mbps, device.lid,
+               device.link_layer, device.grh_required, device.mtu, device.port, device.gid_index,
+               device.responder_reads, device.name);
+}
+template <typename Codec, typename Qp>
+void code_qp(Codec& codec, Qp& qp) {
+  codec.fields(qp.number, qp.device, qp.has_ece);
+  if (qp.has_ece) codec.fields(qp.ece);
+}
+
 // A list of addresses: a byte with their number, then each.
 inline void put_addresses(Writer& writer, const std::vector<Address>& addresses) {
   writer.put(static_cast<std::uint8_t>(addresses.size()));

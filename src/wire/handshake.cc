@@ -1,5 +1,6 @@
 #include "wire/handshake.h"
 
+#include <algorithm>
 #include <cstring>
 #include <utility>
 
@@ -10,23 +11,8 @@ namespace verbatim::wire {
 namespace {
 
 constexpr std::uint32_t kMessageMagic = 0x48544256;  // "VBTH"
-constexpr std::uint8_t kMaxMtu = 5;                  // IBV_MTU_4096
 
-// The order of the fields in messages, for a Writer or a Reader.
-template <typename Codec, typename Device>
-void code_device(Codec& codec, Device& device) {
-  codec.fields(device.guid, device.gid, device.control_rkey, device.max_message_bytes, device.speed_mbps, device.lid,
-               device.link_layer, device.grh_required, device.mtu, device.port, device.gid_index,
-               device.responder_reads, device.name);
-}
-
-template <typename Codec, typename Qp>
-void code_qp(Codec& codec, Qp& qp) {
-  codec.fields(qp.number, qp.device, qp.has_ece);
-  if (qp.has_ece) codec.fields(qp.ece);
-}
-
-// All fields before the addresses.
+// All fields before the addresses, for a Writer or a Reader.
 template <typename Codec, typename AnyHello>
 void code_hello(Codec& codec, AnyHello& hello) {
   codec.fields(hello.listen, hello.attempt, hello.key, hello.identity, hello.control_address, hello.capabilities,
@@ -35,10 +21,7 @@ void code_hello(Codec& codec, AnyHello& hello) {
 
 bool is_valid(const Hello& hello) {
   if (hello.traffic_class < -1 || hello.traffic_class > 255) return false;
-  for (const HelloDevice& device : hello.devices) {
-    if (device.max_message_bytes == 0 || device.speed_mbps == 0 || device.mtu == 0 || device.mtu > kMaxMtu)
-      return false;
-  }
+  if (!std::ranges::all_of(hello.devices, &HelloDevice::is_valid)) return false;
   for (const HelloQp& qp : hello.qps) {
     if (qp.device >= hello.devices.size()) return false;
   }

@@ -76,9 +76,8 @@ enum Capability : std::uint32_t {
 
 // One device of one end.
 struct HelloDevice {
-  std::uint64_t guid = 0;
   std::array<std::uint8_t, 16> gid{};
-  std::uint32_t control_rkey = 0;  // of this end's control memory on this device
+  std::uint32_t control_rkey = 0;  // of this end's control memory on this device; 0 of RMA, which has none
   std::uint32_t max_message_bytes = 0;
   std::uint32_t speed_mbps = 0;  // declared by the port, not 0
   std::uint16_t lid = 0;
@@ -89,11 +88,16 @@ struct HelloDevice {
   std::uint8_t gid_index = 0;
   std::uint8_t responder_reads = 0;  // READs and atomics that a QP can have outstanding as responder
   std::string name;                  // of the verbs device, for log lines
+
+  bool is_valid() const {
+    constexpr std::uint8_t kMaxMtu = 5;  // IBV_MTU_4096
+    return max_message_bytes != 0 && speed_mbps != 0 && mtu != 0 && mtu <= kMaxMtu;
+  }
 };
 
 struct HelloQp {
   std::uint32_t number = 0;
-  std::uint8_t device = 0;  // index into Hello::devices
+  std::uint8_t device = 0;  // index into Hello::devices; 0 of RMA
   bool has_ece = false;
   std::array<std::uint32_t, 3> ece{};  // vendor_id, options, comp_mask
 };

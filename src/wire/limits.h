@@ -6,7 +6,7 @@
 
 namespace verbatim::wire {
 
-constexpr std::uint16_t kProtocolVersion = 17;
+constexpr std::uint16_t kProtocolVersion = 18;
 constexpr std::size_t kMaxDevices = 8;       // devices of one fused NIC: NCCL's limit in v12
 constexpr std::size_t kMaxAddresses = 8;     // of one process, for side channels
 constexpr std::size_t kMaxQps = 128;         // of one connection, over all devices

@@ -11,14 +11,6 @@ Notice::Notice(MessageType type, std::size_t body_bytes) : size_(kHeaderBytes + 
   put_header(std::span(bytes_).first<kHeaderBytes>(), type, body_bytes);
 }
 
-template <typename T>
-Notice Notice::with_body(MessageType type, const T& body) {
-  static_assert(std::is_trivially_copyable_v<T> && sizeof body <= kMaxNoticeBody);
-  Notice notice(type, sizeof body);
-  std::memcpy(notice.bytes_.data() + kHeaderBytes, &body, sizeof body);
-  return notice;
-}
-
 namespace {
 
 // The part of `text` that fits: it ends with a statement where most of the text stays, else with a word.
@@ -46,27 +38,11 @@ Notice Notice::failed(ErrorKind kind, std::string_view text) {
   return notice;
 }
 
-Notice Notice::status_query(std::uint32_t id) {
-  return with_body(MessageType::kStatusQuery, id);
-}
-
-Notice Notice::status_reply(const ConnectionStatus& status_reply) {
-  return with_body(MessageType::kStatusReply, status_reply);
-}
-
-Notice Notice::ack(const Ack& ack) {
-  return with_body(MessageType::kAck, ack);
-}
-
 Notice Notice::resume(const Resume& resume, const Key& session) {
   Notice notice = with_body(MessageType::kResume, resume);
   notice.size_ += kMacBytes;
   put_mac(std::span(notice.bytes_).first(notice.size_), session);
   return notice;
-}
-
-Notice Notice::lane_down(const LaneDown& down) {
-  return with_body(MessageType::kLaneDown, down);
 }
 
 Notice Notice::lane_fenced(const LaneReport& report) {
@@ -97,32 +73,33 @@ std::optional<FailureNotice> decode_failure(std::span<std::uint8_t> body) {
                        std::string_view(reinterpret_cast<const char*>(text.data()), text.size())};
 }
 
-std::optional<std::uint32_t> decode_status_query(std::span<const std::uint8_t> body) {
+namespace {
+
+// A body of which every value is possible.
+template <typename T>
+std::optional<T> decode(std::span<const std::uint8_t> body) {
   Reader reader(body);
-  const auto id = reader.get<std::uint32_t>();
-  if (!reader.complete()) return std::nullopt;
-  return id;
+  const T decoded = reader.get<T>();
+  return reader.complete() ? std::optional(decoded) : std::nullopt;
 }
 
-std::optional<ConnectionStatus> decode_status_reply(std::span<const std::uint8_t> body) {
-  Reader reader(body);
-  const auto status_reply = reader.get<ConnectionStatus>();
-  if (!reader.complete() || status_reply.sends > 1) return std::nullopt;
-  return status_reply;
+}  // namespace
+
+std::optional<std::uint32_t> decode_status_query(std::span<const std::uint8_t> body) {
+  return decode<std::uint32_t>(body);
 }
 
 std::optional<Ack> decode_ack(std::span<const std::uint8_t> body) {
-  Reader reader(body);
-  const auto ack = reader.get<Ack>();
-  if (!reader.complete()) return std::nullopt;
-  return ack;
+  return decode<Ack>(body);
 }
 
 std::optional<LaneDown> decode_lane_down(std::span<const std::uint8_t> body) {
-  Reader reader(body);
-  const auto down = reader.get<LaneDown>();
-  if (!reader.complete()) return std::nullopt;
-  return down;
+  return decode<LaneDown>(body);
+}
+
+std::optional<ConnectionStatus> decode_status_reply(std::span<const std::uint8_t> body) {
+  const auto reply = decode<ConnectionStatus>(body);
+  return reply && reply->sends <= 1 ? reply : std::nullopt;
 }
 
 namespace {
@@ -150,10 +127,8 @@ std::optional<LaneAddress> decode_lane_address(std::span<const std::uint8_t> bod
 }
 
 std::optional<Resume> decode_resume(std::span<const std::uint8_t> body) {
-  Reader reader(body);
-  const auto resume = reader.get<Resume>();
-  if (!reader.complete() || resume.end.connecting > 1) return std::nullopt;
-  return resume;
+  const auto resume = decode<Resume>(body);
+  return resume && resume->end.connecting <= 1 ? resume : std::nullopt;
 }
 
 }  // namespace verbatim::wire

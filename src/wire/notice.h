@@ -17,9 +17,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <span>
 #include <string_view>
+#include <type_traits>
 
 #include "wire/authentication.h"
 #include "wire/handshake.h"
@@ -29,35 +31,6 @@ namespace verbatim::wire {
 constexpr std::size_t kMaxFailureText = 256;
 constexpr std::size_t kMaxNoticeBody = sizeof(std::uint32_t) + kMaxFailureText;
 constexpr std::size_t kMaxNoticeBytes = kHeaderBytes + kMaxNoticeBody;
-
-class Notice {
- public:
-  std::span<const std::uint8_t> bytes() const { return std::span(bytes_).first(size_); }
-  MessageType type() const { return type_; }
-
-  static Notice without_body(MessageType type) { return Notice(type, 0); }
-  // `kind` kNone: closed with outstanding operations. A text above kMaxFailureText is cut at the end of a statement or
-  // of a word.
-  static Notice failed(ErrorKind kind, std::string_view text);
-  static Notice status_query(std::uint32_t id);
-  static Notice status_reply(const struct ConnectionStatus& status_reply);
-  static Notice ack(const struct Ack& ack);
-  // `session`: the key of the connection.
-  static Notice resume(const struct Resume& resume, const Key& session);
-  static Notice lane_down(const struct LaneDown& down);
-  static Notice lane_fenced(const struct LaneReport& report);
-  // `type`: kLaneOffer or kLaneAnswer.
-  static Notice lane_address(MessageType type, const struct LaneAddress& address);
-
- private:
-  explicit Notice(MessageType type, std::size_t body_bytes);
-  template <typename T>
-  static Notice with_body(MessageType type, const T& body);
-
-  std::array<std::uint8_t, kMaxNoticeBytes> bytes_;
-  std::size_t size_;
-  MessageType type_;
-};
 
 // The body of kAck. It counts the messages that must arrive, over all TCP connections of a side channel.
 struct Ack {
@@ -136,6 +109,40 @@ struct LaneAddress {
   std::uint16_t gid_index = 0;
   std::uint32_t qps = 0;
   std::uint32_t qp_numbers[kMaxLaneQps] = {};  // on the wire only `qps` of them
+};
+
+class Notice {
+ public:
+  std::span<const std::uint8_t> bytes() const { return std::span(bytes_).first(size_); }
+  MessageType type() const { return type_; }
+
+  static Notice without_body(MessageType type) { return Notice(type, 0); }
+  // `kind` kNone: closed with outstanding operations. A text above kMaxFailureText is cut at the end of a statement or
+  // of a word.
+  static Notice failed(ErrorKind kind, std::string_view text);
+  static Notice status_query(std::uint32_t id) { return with_body(MessageType::kStatusQuery, id); }
+  static Notice status_reply(const ConnectionStatus& reply) { return with_body(MessageType::kStatusReply, reply); }
+  static Notice ack(const Ack& ack) { return with_body(MessageType::kAck, ack); }
+  // `session`: the key of the connection.
+  static Notice resume(const Resume& resume, const Key& session);
+  static Notice lane_down(const LaneDown& down) { return with_body(MessageType::kLaneDown, down); }
+  static Notice lane_fenced(const LaneReport& report);
+  // `type`: kLaneOffer or kLaneAnswer.
+  static Notice lane_address(MessageType type, const LaneAddress& address);
+
+ private:
+  explicit Notice(MessageType type, std::size_t body_bytes);
+  template <typename T>
+  static Notice with_body(MessageType type, const T& body) {
+    static_assert(std::is_trivially_copyable_v<T> && sizeof body <= kMaxNoticeBody);
+    Notice notice(type, sizeof body);
+    std::memcpy(notice.bytes_.data() + kHeaderBytes, &body, sizeof body);
+    return notice;
+  }
+
+  std::array<std::uint8_t, kMaxNoticeBytes> bytes_;
+  std::size_t size_;
+  MessageType type_;
 };
 
 // nullopt when a body is too short or has impossible fields. The text of a failure is made printable in place.

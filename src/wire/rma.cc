@@ -9,7 +9,6 @@
 namespace verbatim::wire {
 namespace {
 
-constexpr std::uint8_t kMaxRmaMtu = 5;  // IBV_MTU_4096
 constexpr std::uint8_t kMaxRoceVersion = 2;
 
 template <typename Codec, typename Hello>
@@ -23,21 +22,8 @@ void code_rma_exchange(Codec& codec, Exchange& exchange) {
 }
 
 template <typename Codec, typename Lane>
-void code_offered_lane(Codec& codec, Lane& lane) {
-  auto& device = lane.device;
-  codec.fields(lane.roce_version, device.gid, device.max_message_bytes, device.lid, device.link_layer,
-               device.grh_required, device.mtu, device.port, device.gid_index, device.responder_reads, device.name);
-}
-
-template <typename Codec, typename Qp>
-void code_rma_qp(Codec& codec, Qp& qp) {
-  codec.fields(qp.number, qp.has_ece);
-  if (qp.has_ece) codec.fields(qp.ece);
-}
-
-template <typename Codec, typename Lane>
 void code_rma_lane(Codec& codec, Lane& lane) {
-  codec.fields(lane.step, lane.set, lane.lane, lane.round, lane.lid, lane.gid_index, lane.gid);
+  codec.fields(lane.step, lane.set, lane.lane, lane.round, lane.lid, lane.gid);
 }
 
 void put_list(Writer& writer, const std::vector<std::uint32_t>& values) {
@@ -88,8 +74,9 @@ std::vector<std::uint8_t> encode_rma_offer(const RmaOffer& offer) {
   Writer writer;
   writer.fields(offer.contexts, offer.rank_stride, offer.psn, static_cast<std::uint8_t>(offer.lanes.size()));
   for (const RmaOfferedLane& lane : offer.lanes) {
-    code_offered_lane(writer, lane);
-    for (const HelloQp& qp : lane.qps) code_rma_qp(writer, qp);
+    writer.put(lane.roce_version);
+    code_device(writer, lane.device);
+    for (const HelloQp& qp : lane.qps) code_qp(writer, qp);
   }
   return std::move(writer).take();
 }
@@ -139,13 +126,12 @@ Result<RmaOffer> decode_rma_offer(std::span<const std::uint8_t> body) {
   }
   offer.lanes.resize(lanes);
   for (RmaOfferedLane& lane : offer.lanes) {
-    code_offered_lane(reader, lane);
+    reader.fields(lane.roce_version);
+    code_device(reader, lane.device);
     lane.qps.resize(offer.contexts);
-    for (HelloQp& qp : lane.qps) code_rma_qp(reader, qp);
-    const HelloDevice& device = lane.device;
-    const bool usable = device.max_message_bytes != 0 && device.mtu != 0 && device.mtu <= kMaxRmaMtu &&
-                        lane.roce_version <= kMaxRoceVersion;
-    if (!reader.complete() || !usable) return damaged("damaged offer of QPs");
+    for (HelloQp& qp : lane.qps) code_qp(reader, qp);
+    const bool valid = lane.device.is_valid() && lane.roce_version <= kMaxRoceVersion;
+    if (!reader.complete() || !valid) return damaged("damaged offer of QPs");
   }
   return offer;
 }

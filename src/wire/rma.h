@@ -93,7 +93,6 @@ struct RmaLane {
   std::vector<std::uint32_t> psns;  // by context: the PSN that the QP expects; kNoPsn: not known
   // kOffered: the address of the sender's port.
   std::uint16_t lid = 0;
-  std::uint8_t gid_index = 0;
   std::array<std::uint8_t, 16> gid{};
 };
 inline constexpr std::uint32_t kNoPsn = 0xffffffff;

@@ -232,8 +232,7 @@ class Connection {
       handles[i] = target_.get();
     }
     void* request = (options & 0x80) != 0 ? kOptionalCompletion : nullptr;
-    recv_->irecv<std::size_t>(static_cast<int>(count), data.data(), sizes.data(), tags.data(), handles.data(),
-                              &request);
+    recv_->irecv(static_cast<int>(count), data.data(), sizes.data(), tags.data(), handles.data(), &request);
     if (request == nullptr) return;
     receives_.push_back({static_cast<Request*>(request), {sizes.begin(), sizes.begin() + static_cast<long>(count)}});
   }

@@ -82,6 +82,7 @@ wire::RmaOfferedLane offered_lane(fuzz::Input& input, std::uint32_t contexts, un
   lane.roce_version = 2;
   lane.device.gid = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 77, 0, 1};
   lane.device.max_message_bytes = 1 << 30;
+  lane.device.speed_mbps = 100'000;
   lane.device.link_layer = 2;  // Ethernet
   lane.device.mtu = 5;
   lane.device.port = 1;

@@ -76,7 +76,7 @@ def longest_file(texts):
 
 
 LIMITS = {
-    "lines of code": (code_lines, 22_592),
+    "lines of code": (code_lines, 22_438),
     "lines of the longest file": (longest_file, 544),
     "functions of Comm": (functions("Comm", "src/net/"), 143),
     "virtual functions of Comm": (functions("Comm", "src/net/", "virtual "), 33),
@@ -93,7 +93,7 @@ LIMITS = {
     "blocking waits": (places(WAIT), 15),
     "blocking waits of the data path": (places(WAIT, DATA_PATH), 4),
     "files that ask for the time": (files(call("monotonic_ns")), 26),
-    "files that name a lane": (files(r"(?<![Pp])[Ll]ane"), 65),
+    "files that name a lane": (files(r"(?<![Pp])[Ll]ane"), 63),
 }
 
 

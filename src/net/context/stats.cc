@@ -77,10 +77,12 @@ Status write_and_rename(const std::string& unfinished, const std::string& path, 
 
 std::string stats_json(const std::string& host, std::uint64_t process_id, std::span<const ConnectionStats> connections,
                        std::span<const RmaStats> rma) {
+  RmaCounts completed;
+  for (const RmaStats& stats : rma) completed.add(stats.completed);
   std::string out =
       "{\"schema\":1," + json_field("host", host) + "," + json_field("pid", static_cast<std::uint64_t>(::getpid())) +
       "," + json_field("process", hexadecimal(process_id)) + ",\n\"totals\":{\"send\":" + total(connections, true) +
-      ",\n\"recv\":" + total(connections, false) + ",\n\"rma\":" + rma_total_json(rma) + "},\n\"connections\":[";
+      ",\n\"recv\":" + total(connections, false) + ",\n\"rma\":" + completed.json() + "},\n\"connections\":[";
   const char* separator = "\n";
   for (const ConnectionStats& connection : connections) {
     out += separator +
@@ -96,7 +98,7 @@ std::string stats_json(const std::string& host, std::uint64_t process_id, std::s
   out += "\n],\n\"rma\":[";
   separator = "\n";
   for (const RmaStats& stats : rma) {
-    out += separator + rma_json(stats);
+    out += separator + stats.json;
     separator = ",\n";
   }
   return out + "\n]}\n";

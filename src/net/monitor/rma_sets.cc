@@ -9,12 +9,6 @@
 
 namespace verbatim {
 
-RmaStats RmaSets::Entry::stats(std::uint64_t now) const {
-  RmaStats all = set->stats(now);
-  all.number = number;
-  return all;
-}
-
 void RmaSets::add(MonitoredRmaSet& set) {
   const MutexLock lock(mutex_);
   sets_.push_back({++made_, &set});
@@ -26,7 +20,7 @@ void RmaSets::remove(MonitoredRmaSet& set, bool remembers) noexcept {
   const auto found = std::find_if(sets_.begin(), sets_.end(), [&](const Entry& entry) { return entry.set == &set; });
   if (found == sets_.end()) return;
   try {
-    if (remembers) removed_.push_back(found->stats(monotonic_ns()));
+    if (remembers) removed_.push_back(set.stats(found->number, monotonic_ns()));
   } catch (...) {
     VERBATIM_WARN("no memory to remember what the RMA contexts have carried (VERBATIM_STATS)");
   }
@@ -56,7 +50,7 @@ void RmaSets::gids_changed(const Device& device, std::uint8_t port) noexcept {
 std::string RmaSets::state_json(std::uint64_t now) const {
   std::vector<std::string> all;
   const MutexLock lock(mutex_);
-  for (const Entry& entry : sets_) all.push_back("\n" + rma_json(entry.stats(now)));
+  for (const Entry& entry : sets_) all.push_back("\n" + entry.set->stats(entry.number, now).json);
   return json_list(all);
 }
 

@@ -25,8 +25,8 @@ class MonitoredRmaSet {
   virtual void port_down(const Device& device, std::uint8_t port) noexcept = 0;
   // The GID table of a port has changed. Not the monitoring thread.
   virtual void gids_changed(const Device& device, std::uint8_t port) noexcept = 0;
-  // Without its number.
-  virtual RmaStats stats(std::uint64_t now) const = 0;
+  // `number`: of the set in the process, from 1.
+  virtual RmaStats stats(std::uint64_t number, std::uint64_t now) const = 0;
 
  protected:
   ~MonitoredRmaSet() = default;
@@ -54,8 +54,6 @@ class RmaSets {
   struct Entry {
     std::uint64_t number = 0;
     MonitoredRmaSet* set = nullptr;
-
-    RmaStats stats(std::uint64_t now) const;
   };
 
   // Looks for stalls. Returns when it is to be called again.

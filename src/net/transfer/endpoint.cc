@@ -42,7 +42,6 @@ RoceVersion roce_version(const wire::Hello& hello) {
 
 wire::HelloDevice hello_of(const Port& port) {
   wire::HelloDevice hello;
-  hello.guid = port.guid;
   std::memcpy(hello.gid.data(), port.gid.gid.raw, hello.gid.size());
   hello.max_message_bytes = max_message_bytes(port);
   hello.speed_mbps = port.speed_mbps;

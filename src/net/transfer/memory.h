@@ -74,6 +74,7 @@ class ControlMemory {
                                       MrOrdering ordering = MrOrdering::kStrict);
 
   std::byte* data() const { return pages_.get(); }
+  std::uint64_t address() const { return reinterpret_cast<std::uint64_t>(data()); }
   std::uint32_t lkey(std::size_t device) const { return handle_->lkey[device]; }
   std::uint32_t rkey(std::size_t device) const { return handle_->rkey[device]; }
 

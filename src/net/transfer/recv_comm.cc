@@ -6,7 +6,6 @@
 #include <bit>
 #include <cstring>
 #include <numeric>
-#include <type_traits>
 #include <utility>
 
 #include "base/log.h"
@@ -20,16 +19,6 @@ constexpr std::uint32_t kCtsQueueDepth = 128;
 // One in so many CTS is signalled, which frees the send queue; a quarter of the depth where the queue is shallow.
 constexpr std::uint32_t kCtsSignalInterval = 32;
 constexpr std::uint32_t kCtsInlineBytes = 2 * sizeof(wire::CtsEntry);
-
-// Whether a CTS entry can hold the size of a buffer.
-template <typename Size>
-constexpr bool fits_entry(Size bytes) {
-  if constexpr (std::is_signed_v<Size>) {
-    return bytes >= 0;
-  } else {
-    return bytes <= wire::CtsSize::kMaxBytes;
-  }
-}
 
 template <typename Entry>
 void write_entry(Entry& entry, std::uint32_t member, void* data, std::uint64_t bytes, int tag, wire::CtsSize group,
@@ -117,7 +106,7 @@ Result<bool> RecvComm::connect(const wire::Hello& remote, int traffic_class, Ver
   if (config.cts_traffic_class) config.traffic_class = config.cts_traffic_class;
   const Result<bool> connected = endpoint_.connect(remote, config, traffic_class, budget);
   if (!connected || !*connected) return connected;
-  ring_offset_ = remote.control_address - reinterpret_cast<std::uint64_t>(control_.data());
+  ring_offset_ = remote.control_address - control_.address();
   cts_work_.sg_list = &cts_segment_;
   cts_work_.num_sge = 1;
   cts_work_.opcode = IBV_WR_RDMA_WRITE;
@@ -299,36 +288,32 @@ template <bool kTimed>
 }
 
 // The usual case, one receive that is no group, has a function of its own, whose values fit into the registers.
-template <bool kTimed, typename Size>
-[[gnu::always_inline]] inline ErrorKind RecvComm::receive(int n, void* const* data, const Size* sizes, const int* tags,
-                                                          void* const* handles, void** out) noexcept {
+template <bool kTimed>
+[[gnu::always_inline]] inline ErrorKind RecvComm::receive(int n, void* const* data, const std::size_t* sizes,
+                                                          const int* tags, void* const* handles, void** out) noexcept {
   begin_call();
-  if (n == 1 && handles[0] != nullptr && fits_entry(sizes[0]) && failure_state_.acquire_flags() == 0 &&
-      members_allowed_ != 0 && (std::is_signed_v<Size> || *out != kOptionalCompletion)) {
-    return receive_single<kTimed>(data[0], static_cast<std::uint64_t>(sizes[0]), tags[0],
-                                  *static_cast<const MemoryHandle*>(handles[0]), out);
+  if (n == 1 && handles[0] != nullptr && sizes[0] <= wire::CtsSize::kMaxBytes && failure_state_.acquire_flags() == 0 &&
+      members_allowed_ != 0 && *out != kOptionalCompletion) {
+    return receive_single<kTimed>(data[0], sizes[0], tags[0], *static_cast<const MemoryHandle*>(handles[0]), out);
   }
   return receive_group<kTimed>(n, data, sizes, tags, handles, out);
 }
 
-template <typename Size>
-ErrorKind RecvComm::irecv(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
+ErrorKind RecvComm::irecv(int n, void* const* data, const std::size_t* sizes, const int* tags, void* const* handles,
                           void** out) noexcept {
   return receive<false>(n, data, sizes, tags, handles, out);
 }
 
-template <typename Size>
-ErrorKind RecvComm::irecv_observed(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
-                                   void* const* profiler_handles, void** out) noexcept {
+ErrorKind RecvComm::irecv_observed(int n, void* const* data, const std::size_t* sizes, const int* tags,
+                                   void* const* handles, void* const* profiler_handles, void** out) noexcept {
   if (profiler_events_ != nullptr) [[unlikely]]
     return irecv_profiled(n, data, sizes, tags, handles, profiler_handles, out);
   return receive<true>(n, data, sizes, tags, handles, out);
 }
 
 // The event of a receive lasts from its CTS entry to the arrival of all of its parts.
-template <typename Size>
-ErrorKind RecvComm::irecv_profiled(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
-                                   void* const* profiler_handles, void** out) noexcept {
+ErrorKind RecvComm::irecv_profiled(int n, void* const* data, const std::size_t* sizes, const int* tags,
+                                   void* const* handles, void* const* profiler_handles, void** out) noexcept {
   const ErrorKind result = latencies_ != nullptr ? receive<true>(n, data, sizes, tags, handles, out)
                                                  : receive<false>(n, data, sizes, tags, handles, out);
   if (*out == nullptr) return result;
@@ -368,12 +353,11 @@ ErrorKind RecvComm::receive_single(void* data, std::uint64_t bytes, int tag, con
   return ErrorKind::kNone;
 }
 
-template <bool kTimed, typename Size>
-ErrorKind RecvComm::receive_group(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
-                                  void** out) noexcept {
+template <bool kTimed>
+ErrorKind RecvComm::receive_group(int n, void* const* data, const std::size_t* sizes, const int* tags,
+                                  void* const* handles, void** out) noexcept {
   const Call call(*this);
-  bool optional_completion = false;
-  if constexpr (!std::is_signed_v<Size>) optional_completion = *out == kOptionalCompletion;
+  const bool optional_completion = *out == kOptionalCompletion;
   *out = nullptr;
   const auto group_size = static_cast<std::uint32_t>(n);
   if (group_size - 1 >= max_recvs_) return reject_group_size(n);
@@ -392,19 +376,19 @@ ErrorKind RecvComm::receive_group(int n, void* const* data, const Size* sizes, c
       group_size, optional_completion ? wire::CtsFlags::kOptionalCompletion : wire::CtsFlags::kNone);
   std::uint64_t* posted = &posted_[index];
   const auto write = [&](auto* entries) {
-    Size all_sizes = 0;  // by OR: one that does not fit shows
+    std::size_t all_sizes = 0;  // by OR: one that does not fit shows
     for (std::uint32_t i = 0; i < group_size; ++i) {
       const MemoryKeys* memory = static_cast<const MemoryHandle*>(handles[i]);
-      const Size size = sizes[i];
+      const std::size_t size = sizes[i];
       if (memory == nullptr) {
         if (size != 0) return false;
         memory = &kNoMemory;
       }
       all_sizes |= size;
-      posted[i] = static_cast<std::uint64_t>(size);
-      write_entry(entries[i], first + i, data[i], static_cast<std::uint64_t>(size), tags[i], group, *memory);
+      posted[i] = size;
+      write_entry(entries[i], first + i, data[i], size, tags[i], group, *memory);
     }
-    return fits_entry(all_sizes);
+    return all_sizes <= wire::CtsSize::kMaxBytes;
   };
   const bool possible = wide_entries_ ? write(reinterpret_cast<wire::CtsWideEntry*>(entry_address))
                                       : write(reinterpret_cast<wire::CtsEntry*>(entry_address));
@@ -419,12 +403,5 @@ ErrorKind RecvComm::receive_group(int n, void* const* data, const Size* sizes, c
   if (optional_completion) count_arrival();
   return ErrorKind::kNone;
 }
-
-template ErrorKind RecvComm::irecv(int, void* const*, const int*, const int*, void* const*, void**) noexcept;
-template ErrorKind RecvComm::irecv(int, void* const*, const std::size_t*, const int*, void* const*, void**) noexcept;
-template ErrorKind RecvComm::irecv_observed(int, void* const*, const int*, const int*, void* const*, void* const*,
-                                            void**) noexcept;
-template ErrorKind RecvComm::irecv_observed(int, void* const*, const std::size_t*, const int*, void* const*,
-                                            void* const*, void**) noexcept;
 
 }  // namespace verbatim

@@ -37,17 +37,14 @@ class RecvComm final : public CommProgress<RecvComm> {
 
   Result<bool> connect(const wire::Hello& remote, int traffic_class, VerbBudget& budget) override;
 
-  // Posts a receive of `n` members, 1 to VERBATIM_MAX_RECVS. The arguments are NCCL's own: Size is int up to v8 and
-  // size_t after; `handles` are MemoryHandle, or null for zero bytes. With size_t, `*request` may be
-  // kOptionalCompletion: then the receive is done at once, and `test` reports the posted sizes. `*request` becomes
-  // nullptr when the receive cannot be posted yet: call again.
-  template <typename Size>
-  ErrorKind irecv(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
+  // Posts a receive of `n` members, 1 to VERBATIM_MAX_RECVS. `handles` are MemoryHandle, or null for zero bytes.
+  // `*request` may be kOptionalCompletion: then the receive is done at once, and `test` reports the posted sizes.
+  // `*request` becomes nullptr when the receive cannot be posted yet: call again.
+  ErrorKind irecv(int n, void* const* data, const std::size_t* sizes, const int* tags, void* const* handles,
                   void** request) noexcept;
 
   // The same where observed(). `profiler_handles`: of the members, may be nullptr.
-  template <typename Size>
-  ErrorKind irecv_observed(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
+  ErrorKind irecv_observed(int n, void* const* data, const std::size_t* sizes, const int* tags, void* const* handles,
                            void* const* profiler_handles, void** request) noexcept;
   // Whether latencies are measured, or NCCL's profiler gets events.
   bool observed() const { return observed_; }
@@ -173,16 +170,15 @@ class RecvComm final : public CommProgress<RecvComm> {
   bool update_allowance(std::uint32_t group_size);
   std::uint32_t consumed_members() const;
   void release_entries();
-  template <bool kTimed, typename Size>
-  ErrorKind receive(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
+  template <bool kTimed>
+  ErrorKind receive(int n, void* const* data, const std::size_t* sizes, const int* tags, void* const* handles,
                     void** out) noexcept;
-  template <typename Size>
-  ErrorKind irecv_profiled(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
+  ErrorKind irecv_profiled(int n, void* const* data, const std::size_t* sizes, const int* tags, void* const* handles,
                            void* const* profiler_handles, void** out) noexcept;
   template <bool kTimed>
   ErrorKind receive_single(void* data, std::uint64_t bytes, int tag, const MemoryKeys& memory, void** out) noexcept;
-  template <bool kTimed, typename Size>
-  ErrorKind receive_group(int n, void* const* data, const Size* sizes, const int* tags, void* const* handles,
+  template <bool kTimed>
+  ErrorKind receive_group(int n, void* const* data, const std::size_t* sizes, const int* tags, void* const* handles,
                           void** out) noexcept;
   template <bool kTimed>
   void post_group(const std::byte* entry_address, std::uint32_t group_size, bool optional_completion, void** out);

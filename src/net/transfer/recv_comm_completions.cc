@@ -147,7 +147,7 @@ bool RecvComm::post_probe(std::size_t qp, int& returned) noexcept {
   work.wr_id = kReceiverProbe | qp;
   work.opcode = IBV_WR_RDMA_WRITE;
   work.send_flags = IBV_SEND_SIGNALED;
-  work.wr.rdma.remote_addr = reinterpret_cast<std::uint64_t>(control_.data()) + ring_offset_;
+  work.wr.rdma.remote_addr = control_.address() + ring_offset_;
   const wire::Hello& remote = endpoint_.remote();
   work.wr.rdma.rkey = remote.devices[endpoint_.qps()[qp].remote_device].control_rkey;
   ibv_send_wr* refused = nullptr;

@@ -95,8 +95,8 @@ bool RecvComm::flush_failed(const ibv_wc& completion, std::size_t port, const Fa
 // Returns what ibv_post_send returns.
 int RecvComm::write_ring(std::size_t queue, std::uint64_t work_kind) const noexcept {
   const EndpointQp& end = endpoint_.qps()[queue];
-  ibv_sge segment = {reinterpret_cast<std::uint64_t>(control_.data()),
-                     static_cast<std::uint32_t>(entry_bytes_ * wire::kRingEntries), control_.lkey(end.device)};
+  ibv_sge segment = {control_.address(), static_cast<std::uint32_t>(entry_bytes_ * wire::kRingEntries),
+                     control_.lkey(end.device)};
   ibv_send_wr work{};
   work.wr_id = work_kind | queue;
   work.sg_list = &segment;

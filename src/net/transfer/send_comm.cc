@@ -455,7 +455,7 @@ void SendComm::format_size_record(std::uint32_t at, const SendQueue& queue, std:
 
 void SendComm::format_empty_write(std::uint32_t at, const SendQueue& queue) {
   // rdma-core's irdma sends the first segment of a WRITE without immediate even if num_sge is 0.
-  work_[at].segment = {reinterpret_cast<std::uint64_t>(control_.data()), 0, control_.lkey(queue.device)};
+  work_[at].segment = {control_.address(), 0, control_.lkey(queue.device)};
   work_[at].request.num_sge = 0;
   work_[at].request.wr.rdma.remote_addr = record_address_;
   work_[at].request.wr.rdma.rkey = queue.record_rkey;

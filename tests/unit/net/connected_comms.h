@@ -151,8 +151,7 @@ class ConnectedComms {
       handles[i] = buffers[i].memory;
     }
     void* request = optional_completion ? kOptionalCompletion : nullptr;
-    const ErrorKind result =
-        recv().irecv<std::size_t>(static_cast<int>(buffers.size()), data, sizes, tags, handles, &request);
+    const ErrorKind result = recv().irecv(static_cast<int>(buffers.size()), data, sizes, tags, handles, &request);
     EXPECT_EQ(result == ErrorKind::kNone, recv().error() == nullptr);
     return static_cast<Request*>(request);
   }

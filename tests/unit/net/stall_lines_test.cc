@@ -311,7 +311,7 @@ void wait_without_progress(Context& context, StoppedPeer& peer) {
   std::size_t bytes = target.size();
   int tag = 0;
   void* request = nullptr;
-  ASSERT_EQ(comm->irecv<std::size_t>(1, &data, &bytes, &tag, &handle, &request), ErrorKind::kNone);
+  ASSERT_EQ(comm->irecv(1, &data, &bytes, &tag, &handle, &request), ErrorKind::kNone);
   ASSERT_NE(request, nullptr);
   ASSERT_NO_FATAL_FAILURE(peer.stop());
   const LogCapture log;

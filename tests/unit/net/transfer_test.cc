@@ -303,7 +303,7 @@ TEST_F(TransferTest, ReceiveLargerThanEntryCanSay_IsRejected) {
     const int tags[] = {0, 1};
     void* handles[] = {memory.get(), memory.get()};
     void* request = &target;
-    EXPECT_EQ(link.recv().irecv<std::size_t>(members, data, sizes, tags, handles, &request), ErrorKind::kArgument);
+    EXPECT_EQ(link.recv().irecv(members, data, sizes, tags, handles, &request), ErrorKind::kArgument);
     EXPECT_EQ(request, nullptr);
   }
   EXPECT_EQ(link.recv().error(), nullptr);

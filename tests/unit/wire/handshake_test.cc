@@ -21,7 +21,6 @@ Hello example(std::size_t devices, std::size_t qps) {
   for (std::size_t i = 0; i < devices; ++i) hello.addresses.push_back({{1, 2, 3}, static_cast<std::uint16_t>(i)});
   for (std::size_t i = 0; i < devices; ++i) {
     HelloDevice device;
-    device.guid = 100 + i;
     device.gid.fill(static_cast<std::uint8_t>(i));
     device.control_rkey = static_cast<std::uint32_t>(200 + i);
     device.max_message_bytes = 1U << 30;

@@ -24,6 +24,7 @@ RmaOffer sample_offer() {
     RmaOfferedLane& lane = offer.lanes.emplace_back();
     lane.roce_version = 2;
     lane.device.max_message_bytes = 4096;
+    lane.device.speed_mbps = 100'000;
     lane.device.mtu = 5;
     lane.device.lid = 7;
     lane.device.port = port;
@@ -127,7 +128,6 @@ TEST(RmaMessages, Lane_IsReadAsItWasWritten) {
                                         .round = 5,
                                         .psns = {7, kNoPsn},
                                         .lid = 9,
-                                        .gid_index = 2,
                                         .gid = {1, 2, 3}});
   EXPECT_EQ(decode_header(std::span(message).first<kHeaderBytes>())->type, MessageType::kRmaLane);
   const Result<RmaLane> read = decode_rma_lane(rma_body(message));
@@ -135,7 +135,6 @@ TEST(RmaMessages, Lane_IsReadAsItWasWritten) {
   EXPECT_EQ(read->step, RmaLaneStep::kOffered);
   EXPECT_EQ(read->round, 5U);
   EXPECT_EQ(read->lid, 9U);
-  EXPECT_EQ(read->gid_index, 2U);
   EXPECT_EQ(read->gid[2], 3U);
   EXPECT_EQ(read->set, 3U);
   EXPECT_EQ(read->lane, 1U);
