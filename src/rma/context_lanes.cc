@@ -10,6 +10,7 @@
 #include "net/transfer/lane_renewal.h"
 #include "rma/context_posting.h"
 #include "rma/failover.h"
+#include "verbs/qp.h"
 #include "wire/rma.h"
 
 namespace verbatim::rma {
@@ -126,8 +127,7 @@ bool ContextSet::post_read(Request& request, std::uint32_t port) noexcept {
   const std::uint32_t context = request.queue->context;
   const auto index = static_cast<std::uint32_t>(&request - request.queue->slots.data());
   fill_transfer(work, read, IBV_WR_RDMA_READ, WorkId::make_flush(context, index, port), IBV_SEND_SIGNALED);
-  ibv_send_wr* refused = nullptr;
-  const int returned = ibv_post_send(flush_qp(port), &work.request, &refused);
+  const int returned = post_send(flush_qp(port), work.request);
   if (returned != 0) fail_post(*request.queue, returned);  // nothing completes any more
   ++flushes_under_way_[port];
   ++request.posted;

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "rma/context_posting.h"
 #include "rma/work_id.h"
+#include "verbs/qp.h"
 
 namespace verbatim::rma {
 
@@ -206,8 +207,7 @@ bool ContextSet::post_piece(PeerQueue& queue, Request& request) noexcept {
   work.request.num_sge = 1;
   fill_piece(queue, request, work);
   --queue.held_work;
-  ibv_send_wr* refused = nullptr;
-  const int returned = ibv_post_send(queue.active, &work.request, &refused);
+  const int returned = post_send(queue.active, work.request);
   if (returned != 0) fail_post(queue, returned);
   return returned == 0;
 }

@@ -30,13 +30,12 @@ constexpr unsigned kPausesOfARequest = 10'000;
 constexpr unsigned kPausesInErr = 100;
 
 // A SEND of 0 bytes.
-Status post_send(ibv_qp* qp) {
+Status post_empty_send(ibv_qp* qp) {
   ibv_send_wr request = {};
   request.wr_id = kId;
   request.opcode = IBV_WR_SEND;
   request.send_flags = IBV_SEND_SIGNALED;
-  ibv_send_wr* refused = nullptr;
-  return check_errno("ibv_post_send", ibv_post_send(qp, &request, &refused));
+  return check_errno("ibv_post_send", post_send(qp, request));
 }
 
 // The status of the request that is outstanding, when it ends in this time.
@@ -58,12 +57,12 @@ std::optional<ibv_wc_status> await(ibv_cq* cq, unsigned pauses) {
 Result<std::string> ask(ibv_qp* from, ibv_qp* to, const Port& port, const Config& config) {
   const Device& device = *port.device;
   for (const std::uint32_t executed : {1U, 2U}) {
-    if (const Status posted = post_send(from); !posted) return posted.error();
+    if (const Status posted = post_empty_send(from); !posted) return posted.error();
     if (await(from->send_cq, kPausesOfARequest) != IBV_WC_SUCCESS) return Error{ErrorKind::kSystem, EIO, "SEND"};
     if (executed == 2) {
       if (const Status moved = to_error(to, device); !moved) return moved.error();
       static_cast<void>(await(from->send_cq, kPausesInErr));  // none is outstanding
-      if (const Status posted = post_send(from); !posted) return posted.error();
+      if (const Status posted = post_empty_send(from); !posted) return posted.error();
       const bool was_executed = await(from->send_cq, kPausesOfARequest) == IBV_WC_SUCCESS;
       if (was_executed) return Error{ErrorKind::kSystem, EBUSY, "SEND to a QP in ERR"};
     }
@@ -128,8 +127,7 @@ Result<std::optional<ibv_wc_status>> try_atomic(const RcQp& qp, std::uint64_t wo
   work.sg_list = &segment;
   work.num_sge = 1;
   work.wr.atomic = {.remote_addr = word, .compare_add = kUnusual, .swap = kUnusual, .rkey = rkey};
-  ibv_send_wr* refused = nullptr;
-  const Status posted = check_errno("ibv_post_send", ibv_post_send(qp.qp.get(), &work, &refused));
+  const Status posted = check_errno("ibv_post_send", post_send(qp.qp.get(), work));
   if (!posted) return posted.error();
   return await(qp.qp->send_cq, kPausesOfARequest);
 }

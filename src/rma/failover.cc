@@ -13,6 +13,7 @@
 #include "rma/device_tests.h"
 #include "rma/lane_qps.h"
 #include "rma/work_id.h"
+#include "verbs/qp.h"
 
 namespace verbatim::rma {
 namespace {
@@ -529,13 +530,8 @@ void Failover::probe(const Job& job) {
     ++lane.first.front();
     lane.first.front() &= kPsnMask;
   }
-  ibv_send_wr work = {};
-  work.wr_id = WorkId::make_probe(job.peer, job.lane);
-  work.opcode = IBV_WR_RDMA_WRITE;
-  work.send_flags = IBV_SEND_SIGNALED;
-  ibv_send_wr* refused = nullptr;
-  const int returned = ibv_post_send(set_.queue_at(0, job.peer).qp_of(job.lane), &work, &refused);
-  if (returned != 0) probe_ended(job.peer, job.lane, false);
+  ibv_qp* const qp = set_.queue_at(0, job.peer).qp_of(job.lane);
+  if (post_empty_write(qp, WorkId::make_probe(job.peer, job.lane), 0, 0) != 0) probe_ended(job.peer, job.lane, false);
 }
 
 }  // namespace verbatim::rma

@@ -7,6 +7,8 @@
 #include <array>
 #include <cstddef>
 
+#include "verbs/qp.h"
+
 namespace verbatim::rma {
 
 struct PeerQueue;
@@ -48,7 +50,7 @@ class SendBatch {
     end_ = work_.data();
     free_ = kOperations;
     last->request.next = nullptr;
-    const int returned = ibv_post_send(qp, &work_[0].request, &refused_);
+    const int returned = post_send(qp, work_[0].request);
     last->request.next = &last[1].request;
     return returned;
   }
@@ -59,7 +61,6 @@ class SendBatch {
   WorkRequest* end_ = work_.data();
   int free_ = kOperations;  // operations
   PeerQueue* queue_ = nullptr;
-  ibv_send_wr* refused_ = nullptr;  // not looked at: the first failure ends the communicator
 };
 
 }  // namespace verbatim::rma

@@ -88,19 +88,12 @@ StallWatch::~StallWatch() {
   monitored_.remove(*this, remembers_);
 }
 
-void StallWatch::port_down(const Device& device, std::uint8_t port) noexcept {
+void StallWatch::device_event(const Device& device, const ibv_async_event& event) noexcept {
   if (set_.failover() == nullptr) return;
+  const auto port = static_cast<std::uint8_t>(event.element.port_num);
   try {
-    set_.failover()->port_down(device, port);
-  } catch (...) {  // the retries find it out too
-    VERBATIM_WARN("no memory to leave a lane of RMA at rank %u", set_.own_rank());
-  }
-}
-
-void StallWatch::gids_changed(const Device& device, std::uint8_t port) noexcept {
-  if (set_.failover() == nullptr) return;
-  try {
-    set_.failover()->gids_changed(device, port);
+    if (event.event_type == IBV_EVENT_PORT_ERR) set_.failover()->port_down(device, port);
+    if (event.event_type == IBV_EVENT_GID_CHANGE) set_.failover()->gids_changed(device, port);
   } catch (...) {  // the retries find it out too
     VERBATIM_WARN("no memory to leave a lane of RMA at rank %u", set_.own_rank());
   }

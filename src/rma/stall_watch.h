@@ -23,8 +23,7 @@ class StallWatch final : public MonitoredRmaSet {
   StallWatch& operator=(const StallWatch&) = delete;
 
   bool check_stalls(const StallSettings& settings, std::uint64_t now) noexcept override;
-  void port_down(const Device& device, std::uint8_t port) noexcept override;
-  void gids_changed(const Device& device, std::uint8_t port) noexcept override;
+  void device_event(const Device& device, const ibv_async_event& event) noexcept override;
   RmaStats stats(std::uint64_t number, std::uint64_t now) const override;
 
  private:

@@ -221,6 +221,16 @@ std::optional<std::size_t> lag_index(const Device& device, std::uint64_t connect
   return ((connection >> 48) % ports + qp) % ports;  // not by the bits of flow_label: a label takes any port
 }
 
+int post_empty_write(ibv_qp* qp, std::uint64_t wr_id, std::uint64_t address, std::uint32_t rkey) {
+  ibv_send_wr work{};
+  work.wr_id = wr_id;
+  work.opcode = IBV_WR_RDMA_WRITE;
+  work.send_flags = IBV_SEND_SIGNALED;
+  work.wr.rdma.remote_addr = address;
+  work.wr.rdma.rkey = rkey;
+  return post_send(qp, work);
+}
+
 Status to_error(ibv_qp* qp, const Device& device) {
   return set_state(qp, device, IBV_QPS_ERR, "ibv_modify_qp to ERR");
 }

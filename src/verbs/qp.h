@@ -42,6 +42,14 @@ struct RcQp {
   std::uint32_t recv_wr = 0;
 };
 
+// Return what ibv_post_send returns.
+inline int post_send(ibv_qp* qp, ibv_send_wr& work) {
+  ibv_send_wr* refused;
+  return ibv_post_send(qp, &work, &refused);
+}
+// A signalled WRITE of 0 bytes: its completion shows whether the peer's NIC answers.
+int post_empty_write(ibv_qp* qp, std::uint64_t wr_id, std::uint64_t address, std::uint32_t rkey);
+
 // Packet sequence numbers have 24 bits.
 inline constexpr std::uint32_t kPsnMask = 0xffffff;
 

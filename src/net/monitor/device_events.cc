@@ -193,11 +193,7 @@ void read_device_events(ConnectionTable& table, const Device& device, std::uint3
   ibv_async_event event{};
   while (verbs.get_async_event(device.context(), &event) == 0) {
     set_comm_events(table, device, index, event);
-    if (event.event_type == IBV_EVENT_PORT_ERR) {
-      table.rma_sets->port_down(device, static_cast<std::uint8_t>(event.element.port_num));
-    } else if (event.event_type == IBV_EVENT_GID_CHANGE) {
-      table.rma_sets->gids_changed(device, static_cast<std::uint8_t>(event.element.port_num));
-    }
+    table.rma_sets->device_event(device, event);
     try {
       log_event(table, device, event);
     } catch (...) {  // no memory for the details of an event of a port

@@ -37,14 +37,9 @@ std::uint64_t RmaSets::check() noexcept {
   return sets_.empty() ? kNever : (now / period + 1) * period;
 }
 
-void RmaSets::port_down(const Device& device, std::uint8_t port) noexcept {
+void RmaSets::device_event(const Device& device, const ibv_async_event& event) noexcept {
   const MutexLock lock(mutex_);
-  for (const Entry& entry : sets_) entry.set->port_down(device, port);
-}
-
-void RmaSets::gids_changed(const Device& device, std::uint8_t port) noexcept {
-  const MutexLock lock(mutex_);
-  for (const Entry& entry : sets_) entry.set->gids_changed(device, port);
+  for (const Entry& entry : sets_) entry.set->device_event(device, event);
 }
 
 std::string RmaSets::state_json(std::uint64_t now) const {

@@ -21,10 +21,9 @@ class MonitoredRmaSet {
   // The monitoring thread reports what has stalled, or lets it fail. Returns whether something is outstanding: the next
   // check is nearer then. It calls no verb.
   virtual bool check_stalls(const StallSettings& settings, std::uint64_t now) noexcept = 0;
-  // The link of a port is down. Not the monitoring thread.
-  virtual void port_down(const Device& device, std::uint8_t port) noexcept = 0;
-  // The GID table of a port has changed. Not the monitoring thread.
-  virtual void gids_changed(const Device& device, std::uint8_t port) noexcept = 0;
+  // Of a device: the link of a port is down, or its GID table has changed; others are ignored. Not the monitoring
+  // thread.
+  virtual void device_event(const Device& device, const ibv_async_event& event) noexcept = 0;
   // `number`: of the set in the process, from 1.
   virtual RmaStats stats(std::uint64_t number, std::uint64_t now) const = 0;
 
@@ -43,8 +42,7 @@ class RmaSets {
   // After it no function of the set is called. `remembers`: what it has carried is for the file of statistics.
   void remove(MonitoredRmaSet& set, bool remembers) noexcept VERBATIM_EXCLUDES(mutex_);
 
-  void port_down(const Device& device, std::uint8_t port) noexcept VERBATIM_EXCLUDES(mutex_);
-  void gids_changed(const Device& device, std::uint8_t port) noexcept VERBATIM_EXCLUDES(mutex_);
+  void device_event(const Device& device, const ibv_async_event& event) noexcept VERBATIM_EXCLUDES(mutex_);
   // The list of the sets, as JSON.
   std::string state_json(std::uint64_t now) const VERBATIM_EXCLUDES(mutex_);
   // What the sets that were removed have carried; they are forgotten.

@@ -75,8 +75,7 @@ Request* FlushQueue::post(const void* data, const MemoryKeys& memory, bool hold,
     work.send_flags = IBV_SEND_SIGNALED;
     work.wr.rdma.remote_addr = reinterpret_cast<std::uint64_t>(data);
     work.wr.rdma.rkey = memory.rkey[i];
-    ibv_send_wr* refused = nullptr;
-    returned = ibv_post_send(state.qps[i].get(), &work, &refused);
+    returned = post_send(state.qps[i].get(), work);
     if (returned != 0) {
       port = i;
       if (slot.reads_left == 0) pending_ -= 1;

@@ -272,8 +272,7 @@ template <bool kTimed>
   cts_work_.wr.rdma.remote_addr = cts_segment_.addr + ring_offset_;
   cts_work_.send_flags = bytes <= cts_inline_bytes_ ? unsigned{IBV_SEND_INLINE} : 0U;
   if ((++groups_posted_ & cts_signal_mask_) == 0) cts_work_.send_flags |= IBV_SEND_SIGNALED;
-  ibv_send_wr* refused;
-  const int returned = ibv_post_send(cts_qp_, &cts_work_, &refused);
+  const int returned = post_send(cts_qp_, cts_work_);
   if (returned != 0) {
     // Pending even when optional, so that its test returns the error. The request is computed again here: keeping it
     // would cost the usual case a register.

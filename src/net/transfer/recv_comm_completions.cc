@@ -8,6 +8,7 @@
 
 #include "base/thread_order.h"
 #include "net/transfer/recv_comm.h"
+#include "verbs/qp.h"
 
 namespace verbatim {
 namespace {
@@ -142,16 +143,9 @@ bool RecvComm::post_probe(std::size_t qp, int& returned) noexcept {
     --cts_depth_;
     members_allowed_ = 0;
   }
-  ibv_send_wr work{};
   queues_[qp].probing = true;
-  work.wr_id = kReceiverProbe | qp;
-  work.opcode = IBV_WR_RDMA_WRITE;
-  work.send_flags = IBV_SEND_SIGNALED;
-  work.wr.rdma.remote_addr = control_.address() + ring_offset_;
-  const wire::Hello& remote = endpoint_.remote();
-  work.wr.rdma.rkey = remote.devices[endpoint_.qps()[qp].remote_device].control_rkey;
-  ibv_send_wr* refused = nullptr;
-  returned = ibv_post_send(queues_[qp].qp, &work, &refused);
+  const std::uint32_t rkey = endpoint_.remote().devices[endpoint_.qps()[qp].remote_device].control_rkey;
+  returned = post_empty_write(queues_[qp].qp, kReceiverProbe | qp, control_.address() + ring_offset_, rkey);
   return true;
 }
 

@@ -6,6 +6,7 @@
 
 #include "net/transfer/lanes.h"
 #include "net/transfer/recv_comm.h"
+#include "verbs/qp.h"
 
 namespace verbatim {
 
@@ -105,8 +106,7 @@ int RecvComm::write_ring(std::size_t queue, std::uint64_t work_kind) const noexc
   work.send_flags = IBV_SEND_SIGNALED;
   work.wr.rdma.remote_addr = segment.addr + ring_offset_;
   work.wr.rdma.rkey = endpoint_.remote().devices[end.remote_device].control_rkey;
-  ibv_send_wr* refused = nullptr;
-  return ibv_post_send(end.qp.get(), &work, &refused);
+  return post_send(end.qp.get(), work);
 }
 
 void RecvComm::rewrite_ring() {

@@ -236,8 +236,7 @@ ErrorKind SendComm::send_single(const void* data, std::size_t bytes, int tag, co
     work.imm_data = htonl(wire::encode_immediate(immediate));
   }
   *out = static_cast<Request*>(&request);
-  ibv_send_wr* refused;
-  const int returned = ibv_post_send(queue.qp, &work, &refused);
+  const int returned = post_send(queue.qp, work);
   if (returned != 0) fail_post("ibv_post_send", returned, work.wr_id >> 16 & 0xffff);
   return ErrorKind::kNone;
 }
@@ -306,15 +305,9 @@ bool SendComm::can_send() {
 bool SendComm::post_probe(std::size_t qp, int& returned) noexcept {
   SendQueue& queue = queues_[qp];
   if (queue.free == 0) return false;
-  ibv_send_wr work{};
-  work.wr_id = encode_send_work(0, static_cast<std::uint32_t>(qp), 1, false) | kSendProbe;
-  work.opcode = IBV_WR_RDMA_WRITE;
-  work.send_flags = IBV_SEND_SIGNALED;
-  work.wr.rdma.remote_addr = record_address_;
-  work.wr.rdma.rkey = queue.record_rkey;
   queue.free -= 1;
-  ibv_send_wr* refused = nullptr;
-  returned = ibv_post_send(queue.qp, &work, &refused);
+  const std::uint64_t wr_id = encode_send_work(0, static_cast<std::uint32_t>(qp), 1, false) | kSendProbe;
+  returned = post_empty_write(queue.qp, wr_id, record_address_, queue.record_rkey);
   return true;
 }
 
@@ -530,8 +523,7 @@ void SendComm::post(SendQueue& queue, std::uint32_t count, std::uint64_t wr_id) 
   last.send_flags |= IBV_SEND_SIGNALED;
   last.wr_id = wr_id;
   queue.free -= count;
-  ibv_send_wr* refused = nullptr;
-  const int returned = ibv_post_send(queue.qp, &work_[0].request, &refused);
+  const int returned = post_send(queue.qp, work_[0].request);
   last.next = next;
   for (ibv_send_wr* work : {&last, &work_[count > 1 ? count - 2 : 0].request}) {
     work->opcode = IBV_WR_RDMA_WRITE;

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "net/transfer/send_comm.h"
+#include "verbs/qp.h"
 
 namespace verbatim {
 
@@ -179,14 +180,8 @@ void SendComm::adopt_lane(std::size_t lane) {
     queue.free = end.send_wr - 1;
     queue.inline_bytes = end.inline_bytes;
     if (!logs_.empty()) logs_[index].restart();
-    ibv_send_wr work{};
-    work.wr_id = encode_send_work(kSendPing, static_cast<std::uint32_t>(index), 1, false);
-    work.opcode = IBV_WR_RDMA_WRITE;
-    work.send_flags = IBV_SEND_SIGNALED;
-    work.wr.rdma.remote_addr = record_address_;
-    work.wr.rdma.rkey = queue.record_rkey;
-    ibv_send_wr* refused = nullptr;
-    const int returned = ibv_post_send(queue.qp, &work, &refused);
+    const std::uint64_t wr_id = encode_send_work(kSendPing, static_cast<std::uint32_t>(index), 1, false);
+    const int returned = post_empty_write(queue.qp, wr_id, record_address_, queue.record_rkey);
     if (returned != 0) return fail_post("ibv_post_send", returned, index);
     ++pings;
   }

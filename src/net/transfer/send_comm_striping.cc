@@ -7,6 +7,7 @@
 #include <span>
 
 #include "net/transfer/send_comm.h"
+#include "verbs/qp.h"
 
 namespace verbatim {
 namespace {
@@ -115,8 +116,7 @@ void SendComm::post_stripes(std::uint32_t member) {
     queue.free -= count;
     if (is_logged) [[unlikely]]
       logs_[used].add(sent_part(index, part, parts, stripe), true);
-    ibv_send_wr* refused;
-    const int returned = ibv_post_send(queue.qp, &work, &refused);
+    const int returned = post_send(queue.qp, work);
     if (returned != 0) return fail_post("ibv_post_send", returned, used);
     immediate_bits = other_bits;
     tail = 0;
