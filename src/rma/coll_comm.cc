@@ -16,6 +16,11 @@ constexpr std::size_t kScratchBytes = 4096;
 // each lane.
 constexpr std::size_t kMaxEarly = 64;
 
+template <typename T>
+std::optional<std::string> failure_of(const Result<T>& own) {
+  return own ? std::nullopt : std::optional(to_string(own.error()));
+}
+
 }  // namespace
 
 CollComm::CollComm(const CollSettings& settings, std::vector<const Port*> ports, std::vector<PeerRank> peers,
@@ -36,20 +41,11 @@ Result<std::unique_ptr<CollComm>> CollComm::create(const CollSettings& settings,
     peer.channel->open([&made = *comm, &peer] { made.channel_changed(peer); });
   }
   const Status own = comm->prepare();
-  const Result<std::vector<wire::RmaExchange>> ready = comm->ranks_.exchange(
-      wire::RmaCall::kReady, own ? wire::RmaOutcome::kDone : wire::RmaOutcome::kFailed, [&](std::size_t) {
-        return own ? std::vector{static_cast<std::uint8_t>(comm->ports_.size())}
-                   : wire::encode_rma_text(to_string(own.error()));
-      });
+  const Result<std::vector<wire::RmaExchange>> ready =
+      comm->ranks_.exchange(wire::RmaCall::kReady, failure_of(own),
+                            [&](std::size_t) { return std::vector{static_cast<std::uint8_t>(comm->ports_.size())}; });
   if (!own) return own.error();
   if (!ready) return ready.error();
-  for (std::size_t i = 0; i < ready->size(); ++i) {
-    if ((*ready)[i].outcome == wire::RmaOutcome::kDone) continue;
-    const std::string& name = comm->ranks_.all()[i].name;
-    VERBATIM_WARN("connecting rank %u (RMA) failed because it failed at %s: %s. Next: look at %s first", rank,
-                  name.c_str(), wire::decode_rma_text((*ready)[i].body).c_str(), name.c_str());
-    return Error{ErrorKind::kRemote, 0, "connect", true};
-  }
   if (const Status read = comm->read_port_counts(*ready); !read) return read.error();
   return comm;
 }
@@ -60,9 +56,7 @@ Status CollComm::read_port_counts(const std::vector<wire::RmaExchange>& received
     const std::vector<std::uint8_t>& body = received[i].body;
     const PeerRank& peer = ranks_.all()[i];
     if (body.size() != 1 || body[0] == 0 || body[0] > wire::kMaxRmaPorts) {
-      VERBATIM_WARN("connecting rank %u (RMA) failed: %s has sent a damaged message. Next: look at %s first",
-                    ranks_.rank(), peer.name.c_str(), peer.name.c_str());
-      return Error{ErrorKind::kRemote, EPROTO, "connect", true};
+      return ranks_.log_failure(peer, wire::RmaCall::kReady, peer.name + " has sent a damaged message");
     }
     port_counts_[peer.rank] = body[0];
   }
@@ -261,12 +255,9 @@ Result<Memory*> CollComm::register_locked(const MrRequest& request) {
     if (const Status atomics = check_atomics(ports_, request, **own, settings_.config, gpu_atomics_); !atomics)
       own = atomics.error();
   }
-  Result<std::vector<wire::RmaExchange>> received = exchange_registration(own, request);
-  if (!received) return own ? received.error() : own.error();
-  Result<std::unique_ptr<Memory>> memory =
-      own ? complete(std::move(*own), request, *received) : Result<std::unique_ptr<Memory>>(own.error());
+  Result<std::unique_ptr<Memory>> memory = complete(std::move(own), request);
   if (!memory) {
-    if (may_repeat) refused_ = {buffer, memory.error()};
+    if (may_repeat && !failures_.has_failed()) refused_ = {buffer, memory.error()};
     return memory.error();
   }
   return settings_.memories.add(std::move(*memory));
@@ -274,19 +265,19 @@ Result<Memory*> CollComm::register_locked(const MrRequest& request) {
 
 Result<std::vector<wire::RmaExchange>> CollComm::exchange_registration(const Result<std::unique_ptr<MemoryHandle>>& own,
                                                                        const MrRequest& request) {
-  const std::vector<std::uint8_t> body =
-      own ? wire::encode_rma_registration({reinterpret_cast<std::uint64_t>(request.address),
-                                           request.bytes,
-                                           {(*own)->rkey, (*own)->rkey + ports_.size()}})
-          : wire::encode_rma_text(to_string(own.error()));
-  return ranks_.exchange(wire::RmaCall::kRegister, own ? wire::RmaOutcome::kDone : wire::RmaOutcome::kFailed,
-                         [&](std::size_t) -> std::vector<std::uint8_t> {
-                           return {body.begin(), body.end()};
-                         });
+  return ranks_.exchange(wire::RmaCall::kRegister, failure_of(own), [&](std::size_t) {
+    return wire::encode_rma_registration({reinterpret_cast<std::uint64_t>(request.address),
+                                          request.bytes,
+                                          {(*own)->rkey, (*own)->rkey + ports_.size()}});
+  });
 }
 
-Result<std::unique_ptr<Memory>> CollComm::complete(std::unique_ptr<MemoryHandle> own, const MrRequest& request,
-                                                   const std::vector<wire::RmaExchange>& received) const {
+Result<std::unique_ptr<Memory>> CollComm::complete(Result<std::unique_ptr<MemoryHandle>> registered,
+                                                   const MrRequest& request) {
+  const Result<std::vector<wire::RmaExchange>> received = exchange_registration(registered, request);
+  if (!registered) return registered.error();
+  if (!received) return received.error();
+  std::unique_ptr<MemoryHandle> own = *std::move(registered);
   auto memory = std::make_unique<Memory>();
   memory->own = {reinterpret_cast<std::uint64_t>(request.address), request.bytes, own->rkey[0]};
   memory->lkey = own->lkey[0];
@@ -297,19 +288,11 @@ Result<std::unique_ptr<Memory>> CollComm::complete(std::unique_ptr<MemoryHandle>
   memory->lkeys.assign(own->lkey, own->lkey + ports_.size());
   memory->rkeys.resize(memory->rank_count);
   memory->rkeys[ranks_.rank()].assign(own->rkey, own->rkey + ports_.size());
-  for (std::size_t i = 0; i < received.size(); ++i) {
+  for (std::size_t i = 0; i < received->size(); ++i) {
     const PeerRank& peer = ranks_.all()[i];
-    const bool done = received[i].outcome == wire::RmaOutcome::kDone;
-    const Result<wire::RmaRegistration> theirs =
-        done ? wire::decode_rma_registration(received[i].body)
-             : Result<wire::RmaRegistration>(Error{ErrorKind::kRemote, 0, "registration"});
-    if (!theirs) {
-      const std::string why = done ? theirs.error().operation : wire::decode_rma_text(received[i].body);
-      VERBATIM_WARN(
-          "registering %zu bytes for RMA failed at rank %u because it failed at %s: %s. Next: look at %s first",
-          request.bytes, ranks_.rank(), peer.name.c_str(), why.c_str(), peer.name.c_str());
-      return Error{ErrorKind::kRemote, 0, "registration", true};
-    }
+    const Result<wire::RmaRegistration> theirs = wire::decode_rma_registration((*received)[i].body);
+    if (!theirs)
+      return ranks_.log_failure(peer, wire::RmaCall::kRegister, peer.name + " has sent a " + theirs.error().operation);
     memory->ranks[peer.rank] = {theirs->address, theirs->bytes, theirs->rkeys.front()};
     memory->rkeys[peer.rank] = theirs->rkeys;
   }

@@ -101,8 +101,9 @@ class CollComm {
   std::uint64_t close_timeout_ns() const { return settings_.config.close_timeout_ms * kNanosecondsPerMillisecond; }
   Result<std::vector<wire::RmaExchange>> exchange_registration(const Result<std::unique_ptr<MemoryHandle>>& own,
                                                                const MrRequest& request) VERBATIM_REQUIRES(mutex_);
-  Result<std::unique_ptr<Memory>> complete(std::unique_ptr<MemoryHandle> own, const MrRequest& request,
-                                           const std::vector<wire::RmaExchange>& received) const;
+  // Exchanges the registration of this rank for those of the others.
+  Result<std::unique_ptr<Memory>> complete(Result<std::unique_ptr<MemoryHandle>> registered, const MrRequest& request)
+      VERBATIM_REQUIRES(mutex_);
 
   const CollSettings settings_;
   const std::vector<const Port*> ports_;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/clock.h"
+#include "base/log.h"
 
 namespace verbatim::rma {
 namespace {
@@ -14,6 +15,7 @@ namespace {
 const char* call_name(wire::RmaCall call) {
   switch (call) {
     case wire::RmaCall::kOffer:
+    case wire::RmaCall::kConnected:
       return "creating contexts";
     case wire::RmaCall::kReady:
       return "connecting";
@@ -61,13 +63,16 @@ void PeerRanks::take(const PeerRank& peer) {
   if (!call_->has[index] && ended && call_->lost == nullptr) call_->lost = &peer;
 }
 
-Result<std::vector<wire::RmaExchange>> PeerRanks::exchange(wire::RmaCall call, wire::RmaOutcome outcome,
+Result<std::vector<wire::RmaExchange>> PeerRanks::exchange(wire::RmaCall call,
+                                                           const std::optional<std::string>& failure,
                                                            const Body& body) {
   if (failures_.has_failed()) return failed_already();
   const std::uint32_t sequence = next_sequence_++;
   const std::uint64_t deadline_ns = monotonic_ns() + timeout_s_ * kNanosecondsPerSecond;
+  const wire::RmaOutcome outcome = failure ? wire::RmaOutcome::kFailed : wire::RmaOutcome::kDone;
   for (std::size_t i = 0; i < peers_.size(); ++i) {
-    peers_[i].channel->send(wire::encode_rma_exchange({call, outcome, sequence, body(i)}));
+    const std::vector<std::uint8_t> sent = failure ? wire::encode_rma_text(*failure) : body(i);
+    peers_[i].channel->send(wire::encode_rma_exchange({call, outcome, sequence, sent}));
   }
   Call own{call, sequence, std::vector<wire::RmaExchange>(peers_.size()), std::vector<bool>(peers_.size())};
   {
@@ -80,7 +85,17 @@ Result<std::vector<wire::RmaExchange>> PeerRanks::exchange(wire::RmaCall call, w
   if (own.differs != nullptr) return fail_mismatch(*own.differs, call);
   if (own.lost != nullptr) return fail_lost(*own.lost, call);
   if (own.count != peers_.size()) return failures_.has_failed() ? failed_already() : fail_timeout(own);
+  for (std::size_t i = 0; !failure && i < peers_.size(); ++i) {
+    if (own.received[i].outcome == wire::RmaOutcome::kDone) continue;
+    return log_failure(peers_[i], call,
+                       "it failed at " + peers_[i].name + ": " + wire::decode_rma_text(own.received[i].body));
+  }
   return std::move(own.received);
+}
+
+Error PeerRanks::log_failure(const PeerRank& peer, wire::RmaCall call, const std::string& because) const {
+  VERBATIM_WARN("%s because %s. Next: look at %s first", failed_call(call).c_str(), because.c_str(), peer.name.c_str());
+  return {ErrorKind::kRemote, 0, "collective call", true};
 }
 
 void PeerRanks::announce_repeat(wire::RmaCall call) {
@@ -100,7 +115,7 @@ void PeerRanks::wait_for_ends(std::uint64_t deadline_ns) const {
 
 std::string PeerRanks::failed_call(wire::RmaCall call) const {
   return std::string(call_name(call)) + " (RMA, rank " + std::to_string(rank_) + " of " + std::to_string(ranks()) +
-         ") failed: ";
+         ") failed";
 }
 
 Error PeerRanks::failed_already() const {
@@ -113,10 +128,10 @@ Error PeerRanks::fail_lost(const PeerRank& peer, wire::RmaCall call) {
   const bool is_known = end == PeerChannel::End::kFailed || end == PeerChannel::End::kEnded;
   failures_.fail(ErrorKind::kRemote, is_known ? Failures::Origin::kOtherRank : Failures::Origin::kHere, [&] {
     if (end == PeerChannel::End::kLost) {
-      return Failure{failed_call(call) + "the channel to " + peer.name + " is lost: " + peer.channel->reason(),
+      return Failure{failed_call(call) + ": the channel to " + peer.name + " is lost: " + peer.channel->reason(),
                      {"", "look at the network between the hosts (VERBATIM_SOCKET_IFNAME), and at " + peer.name}};
     }
-    return Failure{failed_call(call) + peer.name + " has ended its connection: " + peer.channel->reason(),
+    return Failure{failed_call(call) + ": " + peer.name + " has ended its connection: " + peer.channel->reason(),
                    {"", "look at " + peer.name + " first: its log says more"}};
   });
   return {failures_.kind(), 0, "collective call", true};
@@ -124,7 +139,7 @@ Error PeerRanks::fail_lost(const PeerRank& peer, wire::RmaCall call) {
 
 Error PeerRanks::fail_mismatch(const PeerRank& peer, wire::RmaCall call) {
   failures_.fail(ErrorKind::kUsage, Failures::Origin::kHere, [&] {
-    return Failure{failed_call(call) + peer.name + " makes another collective call",
+    return Failure{failed_call(call) + ": " + peer.name + " makes another collective call",
                    {"", "all ranks must make the same collective calls in the same order"}};
   });
   return {failures_.kind(), 0, "collective call", true};
@@ -133,7 +148,7 @@ Error PeerRanks::fail_mismatch(const PeerRank& peer, wire::RmaCall call) {
 Error PeerRanks::fail_timeout(const Call& call) {
   const auto first = static_cast<std::size_t>(std::ranges::find(call.has, false) - call.has.begin());
   failures_.fail(ErrorKind::kRemote, Failures::Origin::kHere, [&] {
-    return Failure{failed_call(call.call) + std::to_string(peers_.size() - call.count) +
+    return Failure{failed_call(call.call) + ": " + std::to_string(peers_.size() - call.count) +
                        " ranks have not made this collective call within " + std::to_string(timeout_s_) +
                        " s (VERBATIM_CONNECT_TIMEOUT_S), the first is " + peers_[first].name,
                    {"", "look at these ranks"}};

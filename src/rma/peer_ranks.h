@@ -29,11 +29,15 @@ class PeerRanks {
   // `rank` is not this one.
   const PeerRank& at(std::uint32_t rank) const { return peers_[(rank + ranks() - rank_) % ranks() - 1]; }
 
-  // Sends `body(peer)` to each peer, where `peer` counts in ring order, and returns what they have sent, in the same
-  // order. One call at a time. An error has been logged, and the communicator has failed: no further collective call
-  // works, and the other ranks learn why.
+  // Sends `body(peer)` to each peer, where `peer` counts in ring order, and returns the bodies that they have sent, in
+  // the same order. `failure`: why this rank cannot do what the call is about, sent in place of a body. One call at a
+  // time. An error has been logged: another rank cannot, or the communicator has failed: then no further collective
+  // call works. `failure` is the caller's to log.
   using Body = std::function<std::vector<std::uint8_t>(std::size_t peer)>;
-  Result<std::vector<wire::RmaExchange>> exchange(wire::RmaCall call, wire::RmaOutcome outcome, const Body& body);
+  Result<std::vector<wire::RmaExchange>> exchange(wire::RmaCall call, const std::optional<std::string>& failure,
+                                                  const Body& body);
+  // The call has failed because of a peer.
+  Error log_failure(const PeerRank& peer, wire::RmaCall call, const std::string& because) const;
 
   // Any thread: something has come over the channel of a peer, or its end, or the communicator has failed.
   void channel_changed(const PeerRank& peer) VERBATIM_EXCLUDES(mutex_);
@@ -65,7 +69,7 @@ class PeerRanks {
   Error fail_lost(const PeerRank& peer, wire::RmaCall call);
   Error fail_mismatch(const PeerRank& peer, wire::RmaCall call);
   Error fail_timeout(const Call& call);
-  // "creating contexts (RMA, rank 1 of 2) failed: "
+  // "creating contexts (RMA, rank 1 of 2) failed"
   std::string failed_call(wire::RmaCall call) const;
 
   const std::vector<PeerRank> peers_;

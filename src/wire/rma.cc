@@ -108,7 +108,7 @@ Result<RmaExchange> decode_rma_exchange(std::span<const std::uint8_t> body) {
   RmaExchange exchange;
   code_rma_exchange(reader, exchange);
   constexpr std::size_t kFixedBytes = sizeof exchange.call + sizeof exchange.outcome + sizeof exchange.sequence;
-  const bool known = exchange.call >= RmaCall::kOffer && exchange.call <= RmaCall::kRegister &&
+  const bool known = exchange.call >= RmaCall::kOffer && exchange.call <= RmaCall::kConnected &&
                      exchange.outcome <= RmaOutcome::kRepeats;
   if (!reader.complete() || !known) return damaged("damaged message of a collective call");
   const std::span<const std::uint8_t> rest = body.subspan(kFixedBytes);

@@ -45,8 +45,8 @@ struct RmaHello {
   std::vector<Address> addresses = {};  // as in Hello
 };
 
-// The collective calls.
-enum class RmaCall : std::uint8_t { kOffer = 1, kReady = 2, kRegister = 3 };
+// The collective calls. kOffer and kConnected are those of createContext.
+enum class RmaCall : std::uint8_t { kOffer = 1, kReady = 2, kRegister = 3, kConnected = 4 };
 
 // kRepeats: a registration as dma-buf has failed, and this rank will call once more for the same exchange.
 enum class RmaOutcome : std::uint8_t { kDone = 0, kFailed = 1, kRepeats = 2 };

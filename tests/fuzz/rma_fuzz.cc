@@ -131,7 +131,7 @@ struct Script {
 
 Script make_script(fuzz::Input& input, std::uint32_t contexts) {
   Script script;
-  constexpr wire::RmaCall kCalls[] = {wire::RmaCall::kReady, wire::RmaCall::kOffer, wire::RmaCall::kReady,
+  constexpr wire::RmaCall kCalls[] = {wire::RmaCall::kReady, wire::RmaCall::kOffer, wire::RmaCall::kConnected,
                                       wire::RmaCall::kRegister};
   std::uint32_t sequence = 0;
   std::uint64_t number = 0;
