@@ -129,9 +129,9 @@ std::optional<GidEntry> best_gid(std::span<const GidEntry> entries, const GidSet
 }
 
 std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, std::uint8_t port_num,
-                                     unsigned table_entries) {
+                                     const ibv_port_attr& port) {
   std::vector<GidEntry> entries;
-  for (unsigned index = 0; index < table_entries; ++index) {
+  for (unsigned index = 0; index < usable_entries(port); ++index) {
     if (const auto entry = read_gid(verbs, context, port_num, index)) entries.push_back(*entry);
   }
   return entries;
@@ -151,7 +151,7 @@ Result<GidEntry> choose_gid(const Verbs& verbs, ibv_context* context, const char
     if (!named) return Error{ErrorKind::kUsage, ENODATA, "GID index"};
     return *named;
   }
-  const auto best = best_gid(read_gid_table(verbs, context, port_num, table_entries), setting);
+  const auto best = best_gid(read_gid_table(verbs, context, port_num, port), setting);
   if (!best) return Error{ErrorKind::kUsage, ENOENT, "GID table"};
   return *best;
 }
@@ -174,11 +174,6 @@ Result<GidEntry> confirm_gid(const Verbs& verbs, ibv_context* context, const cha
   const auto moved = std::find_if(entries.begin(), entries.end(), is_known);
   if (moved != entries.end()) return *moved;
   return choose_gid(verbs, context, device, port_num, port, setting);
-}
-
-std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, std::uint8_t port_num,
-                                     const ibv_port_attr& port) {
-  return read_gid_table(verbs, context, port_num, usable_entries(port));
 }
 
 std::string why_chosen(const GidEntry& chosen, std::span<const GidEntry> entries, const char* device,

@@ -32,11 +32,8 @@ const char* gid_mismatch(const GidEntry& one, const GidEntry& other);
 // entries are ignored; nullopt when all are empty. A pure function.
 std::optional<GidEntry> best_gid(std::span<const GidEntry> entries, const GidSetting& setting = {});
 
-// The non-empty entries of a RoCE port. An entry that cannot be read is skipped, because tables can have gaps.
-std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, std::uint8_t port_num,
-                                     unsigned table_entries);
-
-// The same for every entry that choose_gid looks at.
+// The non-empty entries of a RoCE port, as far as choose_gid looks at them. An entry that cannot be read is skipped,
+// because tables can have gaps.
 std::vector<GidEntry> read_gid_table(const Verbs& verbs, ibv_context* context, std::uint8_t port_num,
                                      const ibv_port_attr& port);
 

@@ -16,27 +16,25 @@ void log_destroy_failure(const char* object, const char* device, int returned);
 inline const char* device_name(const ibv_context* context) {
   return context != nullptr && context->device != nullptr ? context->device->name : "a device";
 }
-template <typename T>
-const char* device_of(const T* object) {
+inline const char* device_name(const auto* object) {
   return device_name(object->context);
 }
-template <>
-inline const char* device_of(const ibv_context* context) {
-  return device_name(context);
-}
 
-template <typename T>
-constexpr const char* kVerbsObjectName = "object";
-template <>
-inline constexpr const char* kVerbsObjectName<ibv_context> = "context";
-template <>
-inline constexpr const char* kVerbsObjectName<ibv_pd> = "protection domain";
-template <>
-inline constexpr const char* kVerbsObjectName<ibv_mr> = "memory region";
-template <>
-inline constexpr const char* kVerbsObjectName<ibv_cq> = "completion queue";
-template <>
-inline constexpr const char* kVerbsObjectName<ibv_qp> = "queue pair";
+inline const char* kind_of(const ibv_context*) {
+  return "context";
+}
+inline const char* kind_of(const ibv_pd*) {
+  return "protection domain";
+}
+inline const char* kind_of(const ibv_mr*) {
+  return "memory region";
+}
+inline const char* kind_of(const ibv_cq*) {
+  return "completion queue";
+}
+inline const char* kind_of(const ibv_qp*) {
+  return "queue pair";
+}
 
 // Tries twice, because a failure can be temporary: EBUSY while an event of the object is not acknowledged, or EINTR.
 template <typename T>
@@ -50,7 +48,7 @@ struct VerbsDeleter {
 
   void operator()(T* object) const noexcept {
     if (const int returned = destroy_verbs_object(destroy, object); returned != 0) {
-      log_destroy_failure(kVerbsObjectName<T>, device_of(object), returned);
+      log_destroy_failure(kind_of(object), device_name(object), returned);
     }
   }
 };
@@ -63,7 +61,7 @@ struct VerbsDeleter<ibv_qp> {
 
   void operator()(ibv_qp* qp) const noexcept {
     if (const int returned = destroy_verbs_object(destroy, qp); returned != 0) {
-      return log_destroy_failure(kVerbsObjectName<ibv_qp>, device_of(qp), returned);
+      return log_destroy_failure(kind_of(qp), device_name(qp), returned);
     }
     if (live_count != nullptr) live_count->fetch_sub(1, std::memory_order_relaxed);
   }

@@ -237,7 +237,7 @@ TEST_F(ChooseGid, WithoutQueryGidEx_VersionIsReadFromSysfs) {
   port_.gids = {fake_gid("fe80::1", 0), fake_gid("::ffff:10.0.0.1", 0), std::nullopt, fake_gid("fe80::2", 0)};
 
   const Result<GidEntry> chosen = choose();
-  const std::vector<GidEntry> table = read_gid_table(fake_.table, context_, 1, 4);
+  const std::vector<GidEntry> table = read_gid_table(fake_.table, context_, 1, port_.attributes);
 
   ASSERT_EQ(table.size(), 3U);
   EXPECT_EQ(table[0].version, kV2);
