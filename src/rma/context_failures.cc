@@ -64,16 +64,7 @@ PathFacts ContextSet::facts(const PeerQueue& queue) const {
   PathFacts facts = known_facts(queue);
   const std::uint32_t lane = queue.lane.load(std::memory_order_relaxed);
   const Port& port = lane_port(lane);
-  const Device& device = *port.device;
-  constexpr std::size_t kMaxCounters = 6;
-  facts.counters =
-      describe_changes(*counters_[lane % counters_.size()], device.history().counters(port.port_num), kMaxCounters);
-  if (const auto attributes = device.verbs().port_attributes(device.context(), port.port_num)) {
-    facts.port_state = attributes->state;
-  } else {
-    facts.port_errno = attributes.error().sys_errno;
-  }
-  facts.gid_removed = port.is_roce() && is_gone(device.verbs(), device.context(), port.port_num, port.gid);
+  add_port_facts(facts, port, port.gid, *counters_[lane % counters_.size()], connected_ns_);
   return facts;
 }
 

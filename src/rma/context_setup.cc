@@ -303,13 +303,7 @@ LanePath ContextSetup::read_lane(const wire::RmaOfferedLane& offer, const Port& 
   path.connection = {.remote = address_of(offer.device, static_cast<RoceVersion>(offer.roce_version)),
                      .path = path_to(offer.device, port, parts_.config, request_.traffic_class),
                      .peer_reads = offer.device.responder_reads};
-  path.remote = {.host = rank.host,
-                 .device = offer.device.name,
-                 .port = offer.device.port,
-                 .gid_index = offer.device.gid_index,
-                 .gid = path.connection.remote.gid,
-                 .mtu = static_cast<ibv_mtu>(offer.device.mtu),
-                 .roce_version = path.connection.remote.roce_version};
+  path.remote = path_end(rank.host, offer.device, path.connection.remote.roce_version);
   path.qps = offer.qps;
   return path;
 }

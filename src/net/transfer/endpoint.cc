@@ -99,6 +99,34 @@ PathEnd path_end(const std::string& host, const Port& port, const GidEntry& gid,
           .roce_version = gid.version};
 }
 
+PathEnd path_end(const std::string& host, const wire::HelloDevice& peer, RoceVersion version) {
+  return {.host = host,
+          .device = peer.name,
+          .port = peer.port,
+          .gid_index = peer.gid_index,
+          .gid = address_of(peer, version).gid,
+          .mtu = static_cast<ibv_mtu>(peer.mtu),
+          .roce_version = version};
+}
+
+void add_port_facts(PathFacts& facts, const Port& port, const GidEntry& gid, const PortCounters& before,
+                    std::uint64_t connected_ns) {
+  constexpr std::size_t kMaxCounters = 6;
+  const Device& device = *port.device;
+  // Reading the counters takes a while. It comes first, because the event of a link that went down may arrive just
+  // after the failure and is needed below.
+  facts.counters = describe_changes(before, device.history().counters(port.port_num), kMaxCounters);
+  const std::uint64_t now = monotonic_ns();
+  facts.age_ns = now - connected_ns;
+  facts.link = device.history().link_since(port.port_num, connected_ns, now);
+  if (const auto attributes = device.verbs().port_attributes(device.context(), port.port_num)) {
+    facts.port_state = attributes->state;
+  } else {
+    facts.port_errno = attributes.error().sys_errno;
+  }
+  facts.gid_removed = port.is_roce() && is_gone(device.verbs(), device.context(), port.port_num, gid);
+}
+
 std::uint32_t max_message_bytes(const Port& port) {
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(port.max_msg_bytes, kMaxPieceBytes));
 }
@@ -234,40 +262,21 @@ PathFacts Endpoint::path(std::size_t qp, const std::string& host) const {
   facts.traffic_class = end.path.traffic_class;
   facts.service_level = end.path.service_level;
   if (remote_.qps.size() <= qp) return facts;
-  const wire::HelloDevice& peer = remote_.devices[end.remote_device];
-  PathEnd& remote = facts.remote.emplace();
-  remote.host = remote_.host;
-  remote.device = peer.name;
-  remote.port = peer.port;
-  remote.gid_index = end.gids != nullptr ? end.gids->remote_index : peer.gid_index;
+  PathEnd& remote =
+      facts.remote.emplace(path_end(remote_.host, remote_.devices[end.remote_device], roce_version(remote_)));
+  if (end.gids != nullptr) remote.gid_index = end.gids->remote_index;
   std::memcpy(remote.gid.raw, remote_gid(qp).data(), sizeof remote.gid.raw);
-  remote.roce_version = roce_version(remote_);
   remote.qp = remote_.qps[qp].number;
-  remote.mtu = static_cast<ibv_mtu>(peer.mtu);
   return facts;
 }
 
 PathFacts Endpoint::path_facts(std::size_t qp, const std::string& host) const {
   PathFacts facts = path(qp, host);
   if (connected_ns_ == 0) return facts;
-  constexpr std::size_t kMaxCounters = 6;
   const std::size_t device = qps_[qp].device;
-  const Port& port = *ports_[device];
-  // Reading the counters takes a while. It comes first, because the event of a link that went down may arrive just
-  // after the failure and is needed below.
-  facts.counters = describe_changes(*counters_[device], port.device->history().counters(port.port_num), kMaxCounters);
-  const std::uint64_t now = monotonic_ns();
+  add_port_facts(facts, *ports_[device], gid(qp), *counters_[device], connected_ns_);
   facts.timeout = timeout_;
   facts.retries = retry_count_;
-  facts.age_ns = now - connected_ns_;
-  facts.link = port.device->history().link_since(port.port_num, connected_ns_, now);
-  if (const auto attributes = port.device->verbs().port_attributes(port.device->context(), port.port_num)) {
-    facts.port_state = attributes->state;
-  } else {
-    facts.port_errno = attributes.error().sys_errno;
-  }
-  facts.gid_removed = port.is_roce() && is_gone(port.device->verbs(), port.device->context(), port.port_num,
-                                                {facts.local.gid_index, facts.local.gid});
   return facts;
 }
 

@@ -163,8 +163,12 @@ wire::HelloQp hello_of(ibv_qp* qp, const Device& device, bool ece);
 QpAddress address_of(const wire::HelloDevice& peer, RoceVersion version);
 std::optional<ibv_ece> ece_of(const wire::HelloQp& peer);
 QpPath path_to(const wire::HelloDevice& peer, const Port& port, const Config& config, int traffic_class);
-// One end of a path, for messages.
+// One end of a path, for messages: this one, and the peer's without the QP.
 PathEnd path_end(const std::string& host, const Port& port, const GidEntry& gid, std::uint32_t qp);
+PathEnd path_end(const std::string& host, const wire::HelloDevice& peer, RoceVersion version);
+// What has happened to the port of a path since it was connected: asks the device. `before`: the counters then.
+void add_port_facts(PathFacts& facts, const Port& port, const GidEntry& gid, const PortCounters& before,
+                    std::uint64_t connected_ns);
 // Limit of one work request.
 std::uint32_t max_message_bytes(const Port& port);
 
