@@ -68,24 +68,21 @@ namespace verbatim::rma {
 }
 
 // Puts the work requests of an operation in the batch; the last one is signalled.
-template <OperationKind kKind>
-[[gnu::always_inline]] inline void ContextSet::append(PeerQueue& queue, const Operation& operation,
+[[gnu::always_inline]] inline void ContextSet::append(PeerQueue& queue, OperationKind kind, const Operation& operation,
                                                       void** request) noexcept {
-  constexpr bool kHasData = kKind != OperationKind::kSignal;
-  constexpr bool kHasSignal = has_signal(kKind);
-  constexpr std::uint32_t kEntries = entries_of(kKind);
+  const std::uint8_t entries = entries_of(kind);
   Request* const slot = queue.free_slot;
   queue.free_slot = slot->next;
-  queue.free_work -= kEntries;
-  slot->work = {Request::State::kPending, kKind, kEntries, false};
+  queue.free_work -= entries;
+  slot->work = {Request::State::kPending, kind, entries, false};
   slot->bytes = operation.bytes;
-  ++queue.counts.begun[static_cast<std::size_t>(kKind)];
+  ++queue.counts.begun[static_cast<std::size_t>(kind)];
   const std::uint64_t id = WorkId::make(*slot);
-  if constexpr (kHasData) {
-    fill_transfer(batch_.add(), operation, reads(kKind) ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, id,
-                  kHasSignal ? 0U : unsigned{IBV_SEND_SIGNALED});
+  if (kind != OperationKind::kSignal) {
+    fill_transfer(batch_.add(), operation, reads(kind) ? IBV_WR_RDMA_READ : IBV_WR_RDMA_WRITE, id,
+                  has_signal(kind) ? 0U : unsigned{IBV_SEND_SIGNALED});
   }
-  if constexpr (kHasSignal) fill_add(batch_.add(), operation, id);
+  if (has_signal(kind)) fill_add(batch_.add(), operation, id);
   *request = slot;
 }
 
@@ -105,7 +102,7 @@ template <OperationKind kKind>
   Operation operation;
   if constexpr (kHasData) set_data(operation, bytes, local, remote, target.rank);
   if constexpr (has_signal(kKind)) set_signal(operation, signal, target.rank);
-  append<kKind>(*queue, operation, request);
+  append(*queue, kKind, operation, request);
   return true;
 }
 

@@ -100,22 +100,7 @@ ErrorKind ContextSet::start_unusual(const Call& call, void** request) noexcept {
   if (failures().has_failed()) return failures().kind();
   batch_.set_queue(queue);
   batch_target_ = target;
-  switch (call.kind) {
-    case OperationKind::kPut:
-      append<OperationKind::kPut>(*queue, operation, request);
-      break;
-    case OperationKind::kPutSignal:
-      append<OperationKind::kPutSignal>(*queue, operation, request);
-      break;
-    case OperationKind::kSignal:
-      append<OperationKind::kSignal>(*queue, operation, request);
-      break;
-    case OperationKind::kGet:
-      append<OperationKind::kGet>(*queue, operation, request);
-      break;
-    case OperationKind::kFlush:
-      return ErrorKind::kNone;  // start_held begins it
-  }
+  append(*queue, call.kind, operation, request);
   return batch_.end_operation() ? post_full_batch() : ErrorKind::kNone;
 }
 

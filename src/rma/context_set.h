@@ -282,8 +282,7 @@ class ContextSet {
   static void fill_transfer(WorkRequest& work, const Operation& operation, ibv_wr_opcode opcode, std::uint64_t id,
                             unsigned flags) noexcept;
   void fill_add(WorkRequest& work, const Operation& operation, std::uint64_t id) const noexcept;
-  template <OperationKind kKind>
-  void append(PeerQueue& queue, const Operation& operation, void** request) noexcept;
+  void append(PeerQueue& queue, OperationKind kind, const Operation& operation, void** request) noexcept;
   template <OperationKind kKind>
   bool start_usual(Target target, Part local, std::uint64_t bytes, Part remote, Signal signal, void** request) noexcept;
   ErrorKind put_unusual(int context, std::uint64_t source_offset, const Memory* source, std::uint64_t bytes,
