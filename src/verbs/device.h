@@ -26,7 +26,7 @@ enum class ExecutedReport : std::uint8_t {
 };
 
 // One context, protection domain and MR cache, shared by all communicators of the process. Owned by the
-// DeviceInventory. Any thread may use it: all state is immutable, atomic, or has its own lock.
+// DeviceSurvey. Any thread may use it: all state is immutable, atomic, or has its own lock.
 class Device {
  public:
   // `mlx5` may be nullptr. A failure is not logged here: the inventory logs it with the other skipped devices.

@@ -8,6 +8,7 @@
 #include <cinttypes>
 #include <cstring>
 #include <iterator>
+#include <span>
 #include <utility>
 
 #include "base/log.h"
@@ -249,7 +250,7 @@ void log_port(const Port& port) {
 
 }  // namespace
 
-Result<std::shared_ptr<DeviceInventory>> DeviceInventory::open(const Verbs& verbs, const Config& config) {
+Result<std::shared_ptr<const DeviceSurvey>> DeviceSurvey::open(const Verbs& verbs, const Config& config) {
   const std::optional<Mlx5> mlx5 = Mlx5::load(config.mlx5_library);
   return open(verbs, mlx5 ? &*mlx5 : nullptr, config, "");
 }
@@ -306,7 +307,7 @@ Result<DeviceSurvey> DeviceSurvey::make(const Verbs& verbs, const Mlx5* mlx5, co
   return survey;
 }
 
-Result<std::shared_ptr<DeviceInventory>> DeviceInventory::open(const Verbs& verbs, const Mlx5* mlx5,
+Result<std::shared_ptr<const DeviceSurvey>> DeviceSurvey::open(const Verbs& verbs, const Mlx5* mlx5,
                                                                const Config& config, const std::string& root) {
   Result<DeviceSurvey> made = DeviceSurvey::make(verbs, mlx5, config, root, DeviceSurvey::Unused::kClose);
   if (!made) return made.error();
@@ -324,11 +325,7 @@ Result<std::shared_ptr<DeviceInventory>> DeviceInventory::open(const Verbs& verb
   log_missing_gpu_memory(survey.ports, root);
   log_limits(survey, root);
 
-  std::shared_ptr<DeviceInventory> inventory(new DeviceInventory);
-  inventory->devices_ = std::move(survey.devices);
-  inventory->ports_ = std::move(survey.ports);
-  inventory->skipped_ = std::move(survey.skipped);
-  return inventory;
+  return std::make_shared<const DeviceSurvey>(std::move(survey));
 }
 
 std::string next_step(const SkippedPort& skipped, const Config& config) {

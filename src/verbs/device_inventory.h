@@ -3,7 +3,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
@@ -41,7 +40,7 @@ struct SkippedPort {
 // What an operator can do so that the port is used, without "Next:".
 std::string next_step(const SkippedPort& skipped, const Config& config);
 
-// What is on this host under one Config: what DeviceInventory::open decides by, also where nothing is usable.
+// What is on this host under one Config. Any thread may read it.
 struct DeviceSurvey {
   std::vector<std::unique_ptr<Device>> devices;
   std::vector<Port> ports;  // usable, ordered by PCI path, name and port number
@@ -51,8 +50,17 @@ struct DeviceSurvey {
 
   enum class Unused : std::uint8_t { kClose, kKeep };  // devices without a usable port
 
-  // Calls ibv_fork_init and opens the devices. `mlx5` may be nullptr; `root` is put before /sys/module, /sys/kernel and
-  // /proc. A setting that is not possible or a host without any device is an error, which has been logged.
+  // What contexts own together: the devices close when the last one closes. Loads libmlx5 if there is one, and keeps
+  // the devices that have usable ports. Without a usable port it fails, with one warning that has the reason for each
+  // skipped device.
+  static Result<std::shared_ptr<const DeviceSurvey>> open(const Verbs& verbs, const Config& config);
+  // For tests: with this libmlx5 (or nullptr), and with `root` before /sys/module, /sys/kernel and /proc.
+  static Result<std::shared_ptr<const DeviceSurvey>> open(const Verbs& verbs, const Mlx5* mlx5, const Config& config,
+                                                          const std::string& root);
+
+  // Also where nothing is usable. Calls ibv_fork_init and opens the devices. `mlx5` may be nullptr; `root` is put
+  // before /sys/module, /sys/kernel and /proc. A setting that is not possible or a host without any device is an error,
+  // which has been logged.
   static Result<DeviceSurvey> make(const Verbs& verbs, const Mlx5* mlx5, const Config& config, const std::string& root,
                                    Unused unused);
 };
@@ -64,31 +72,6 @@ std::string why_no_gpu_memory(const Device& device);
 
 // The larger of what `attributes` and sysfs have; 0: unknown.
 std::uint32_t port_speed_mbps(const Device& device, std::uint8_t port_num, const ibv_port_attr& attributes);
-
-// All usable devices and ports of this host under one Config. Owned by the communicators' contexts together: the
-// devices close when the last context closes. Immutable after open; any thread may read it.
-class DeviceInventory {
- public:
-  // Loads libmlx5 if there is one, calls ibv_fork_init, opens the devices and keeps their active ports, ordered by PCI
-  // path, name and port number. Without a usable port it fails, with one warning that has the reason for each skipped
-  // device.
-  static Result<std::shared_ptr<DeviceInventory>> open(const Verbs& verbs, const Config& config);
-
-  // For tests: with this libmlx5 (or nullptr), and with `root` before /sys/module, /sys/kernel and /proc.
-  static Result<std::shared_ptr<DeviceInventory>> open(const Verbs& verbs, const Mlx5* mlx5, const Config& config,
-                                                       const std::string& root);
-
-  std::span<const Port> ports() const { return ports_; }
-  std::span<const std::unique_ptr<Device>> devices() const { return devices_; }
-  std::span<const SkippedPort> skipped() const { return skipped_; }
-
- private:
-  DeviceInventory() = default;
-
-  std::vector<std::unique_ptr<Device>> devices_;
-  std::vector<Port> ports_;
-  std::vector<SkippedPort> skipped_;
-};
 
 // Speed of one lane times their number, from the codes in ibv_port_attr. 0 when a code is unknown.
 std::uint32_t port_speed_mbps(std::uint8_t active_speed, std::uint8_t active_width);

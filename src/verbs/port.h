@@ -21,7 +21,7 @@ enum PtrSupport : unsigned { kPtrHost = 0x1, kPtrCuda = 0x2, kPtrDmaBuf = 0x4 };
 // Before the name of the verbs device in Port::nccl_name.
 inline constexpr std::string_view kNcclNamePrefix = "verbatim_";
 
-// One active port of one device. Owned by the DeviceInventory, immutable after open.
+// One active port of one device. Owned by the DeviceSurvey, immutable after open.
 struct Port {
   Device* device = nullptr;
   std::uint8_t port_num = 1;

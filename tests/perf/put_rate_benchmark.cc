@@ -45,8 +45,8 @@ class BareLoop {
   BareLoop() {
     const Config config = value_of(Config::from_environment());
     verbs_ = value_of(Verbs::load(config.verbs_library));
-    inventory_ = value_of(DeviceInventory::open(*verbs_, config));
-    const Port& port = inventory_->ports().front();
+    inventory_ = value_of(DeviceSurvey::open(*verbs_, config));
+    const Port& port = inventory_->ports.front();
     const Device& device = *port.device;
     for (End& end : ends_) {
       end.bytes = memory_->allocate(kBytes);
@@ -124,7 +124,7 @@ class BareLoop {
 
   const std::unique_ptr<memory::Memory> memory_ = memory::make_host_memory();
   std::unique_ptr<const Verbs> verbs_;
-  std::shared_ptr<DeviceInventory> inventory_;
+  std::shared_ptr<const DeviceSurvey> inventory_;
   End ends_[2];
   std::array<ibv_sge, kUnderWay> segments_ = {};
   std::array<ibv_send_wr, kUnderWay> work_ = {};

@@ -21,10 +21,10 @@ Result<Endpoint> Endpoint::open(std::byte* area, std::size_t bytes) {
   Endpoint endpoint;
   endpoint.verbs_ = *std::move(verbs);
   const Verbs& table = *endpoint.verbs_;
-  auto inventory = DeviceInventory::open(table, *config);
+  auto inventory = DeviceSurvey::open(table, *config);
   if (!inventory) return inventory.error();
   endpoint.inventory_ = *std::move(inventory);
-  endpoint.port_ = &endpoint.inventory_->ports().front();
+  endpoint.port_ = &endpoint.inventory_->ports.front();
   endpoint.area_ = area;
   const Device& device = *endpoint.port_->device;
   const int access = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;

@@ -41,7 +41,7 @@ class Endpoint {
   Endpoint() = default;
 
   std::unique_ptr<const Verbs> verbs_;
-  std::shared_ptr<DeviceInventory> inventory_;
+  std::shared_ptr<const DeviceSurvey> inventory_;
   const Port* port_ = nullptr;
   std::byte* area_ = nullptr;
   UniqueMr mr_;

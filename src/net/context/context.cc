@@ -42,7 +42,7 @@ struct ProcessState {
   std::set<Context*> contexts = {};    // open
   std::size_t contexts_not_ended = 0;  // these, and those that are being destroyed
   const std::unique_ptr<const Verbs> verbs;
-  const std::shared_ptr<DeviceInventory> inventory;
+  const std::shared_ptr<const DeviceSurvey> inventory;
   const std::unique_ptr<NetDevices> devices;
   const std::unique_ptr<Monitor> monitor;
 };
@@ -142,19 +142,19 @@ Result<std::unique_ptr<ProcessState>> open_process(const Config& config, std::ve
   const std::vector<SocketInterface> interfaces = interfaces_of(config);
   Result<std::unique_ptr<const Verbs>> verbs = Verbs::load(config.verbs_library);
   if (!verbs) return verbs.error();
-  Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(**verbs, config);
+  Result<std::shared_ptr<const DeviceSurvey>> inventory = DeviceSurvey::open(**verbs, config);
   if (!inventory) return inventory.error();
-  auto devices = std::make_unique<NetDevices>((*inventory)->ports());
+  auto devices = std::make_unique<NetDevices>((*inventory)->ports);
   if (g_device_table != nullptr) devices->restore(*g_device_table);
   const std::string host_name = read_host_name();
   Result<std::unique_ptr<Monitor>> monitor =
-      Monitor::start((*inventory)->devices(), {.keepalive_ns = config.keepalive_s * kNanosecondsPerSecond,
-                                               .stalls = {.warn_ns = config.stall_warn_s * kNanosecondsPerSecond,
-                                                          .fail_ns = config.stall_fail_s * kNanosecondsPerSecond},
-                                               .state_directory = config.state_directory,
-                                               .state_socket = expand_path(config.state_socket, host_name),
-                                               .host = host_name,
-                                               .interfaces = interfaces});
+      Monitor::start((*inventory)->devices, {.keepalive_ns = config.keepalive_s * kNanosecondsPerSecond,
+                                             .stalls = {.warn_ns = config.stall_warn_s * kNanosecondsPerSecond,
+                                                        .fail_ns = config.stall_fail_s * kNanosecondsPerSecond},
+                                             .state_directory = config.state_directory,
+                                             .state_socket = expand_path(config.state_socket, host_name),
+                                             .host = host_name,
+                                             .interfaces = interfaces});
   if (!monitor) {
     VERBATIM_WARN("starting the monitor thread failed: %s: %s", monitor.error().operation,
                   std::strerror(monitor.error().sys_errno));
@@ -264,7 +264,7 @@ Result<std::size_t> device_count() {
 Result<std::size_t> physical_device_count() {
   const MutexLock lock(g_mutex);
   if (g_process == nullptr) return Error{ErrorKind::kUsage, 0, "devices before init"};
-  return g_process->inventory->ports().size();
+  return g_process->inventory->ports.size();
 }
 
 Result<DeviceProperties> device(std::size_t index) {
@@ -363,7 +363,7 @@ void Context::report_no_atomics(const Comm& comm) {
 }
 
 ProcessParts Context::process_parts() const {
-  return {.ports = process_.inventory->ports(),
+  return {.ports = process_.inventory->ports,
           .devices = *process_.devices,
           .monitor = *process_.monitor,
           .listener = process_.listener,

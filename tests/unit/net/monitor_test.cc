@@ -77,12 +77,12 @@ class MonitorTest : public ::testing::Test {
     verbs_.get_async_event = pop_event;
     verbs_.ack_async_event = ignore_event;
     g_events = &events_;
-    Result<std::shared_ptr<DeviceInventory>> inventory = DeviceInventory::open(verbs_, nullptr, Config(), "");
+    Result<std::shared_ptr<const DeviceSurvey>> inventory = DeviceSurvey::open(verbs_, nullptr, Config(), "");
     ASSERT_TRUE(inventory);
     inventory_ = std::move(*inventory);
     event_fd_ = UniqueFd(::eventfd(0, EFD_SEMAPHORE));
     own_fd_ = std::exchange(device().context()->async_fd, event_fd_.get());
-    Result<std::unique_ptr<Monitor>> monitor = Monitor::start(inventory_->devices());
+    Result<std::unique_ptr<Monitor>> monitor = Monitor::start(inventory_->devices);
     ASSERT_TRUE(monitor);
     monitor_ = std::move(*monitor);
     comm_ = make_comm();
@@ -95,10 +95,10 @@ class MonitorTest : public ::testing::Test {
     if (inventory_ != nullptr) device().context()->async_fd = own_fd_;
   }
 
-  const Device& device() const { return *inventory_->devices()[0]; }
+  const Device& device() const { return *inventory_->devices[0]; }
 
   std::unique_ptr<RecvComm> make_comm() {
-    std::unique_ptr<RecvComm> comm = link_.make_recv_comm({&inventory_->ports()[0]}, 2);
+    std::unique_ptr<RecvComm> comm = link_.make_recv_comm({&inventory_->ports[0]}, 2);
     int ends[2];
     EXPECT_EQ(::socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, ends), 0);
     peer_ends_.emplace_back(UniqueFd(ends[1]), 1U);
@@ -162,7 +162,7 @@ class MonitorTest : public ::testing::Test {
   ConnectedComms link_;  // its context provides the settings
   Verbs verbs_;
   Events events_;
-  std::shared_ptr<DeviceInventory> inventory_;
+  std::shared_ptr<const DeviceSurvey> inventory_;
   UniqueFd event_fd_;
   int own_fd_ = -1;
   std::vector<test::PeerSocket> peer_ends_;

@@ -17,19 +17,19 @@ namespace {
 
 class DeviceInventoryTest : public testing::Test {
  protected:
-  Result<std::shared_ptr<DeviceInventory>> try_open() {
-    return DeviceInventory::open(fake_.table, mlx5_, config_, root_.string());
+  Result<std::shared_ptr<const DeviceSurvey>> try_open() {
+    return DeviceSurvey::open(fake_.table, mlx5_, config_, root_.string());
   }
 
-  std::shared_ptr<DeviceInventory> open() {
+  std::shared_ptr<const DeviceSurvey> open() {
     auto opened = try_open();
     EXPECT_TRUE(opened);
     return opened ? *opened : nullptr;
   }
 
-  std::string names(const DeviceInventory& inventory) const {
+  std::string names(const DeviceSurvey& inventory) const {
     std::string all;
-    for (const Port& port : inventory.ports()) all.append(all.empty() ? "" : " ").append(port.nccl_name);
+    for (const Port& port : inventory.ports) all.append(all.empty() ? "" : " ").append(port.nccl_name);
     return all;
   }
 
@@ -65,10 +65,10 @@ TEST_F(DeviceInventoryTest, SeveralDevices_ListsEveryActivePort) {
   const auto inventory = open();
   ASSERT_TRUE(inventory);
   EXPECT_EQ(names(*inventory), "verbatim_mlx5_0 verbatim_mlx5_1 verbatim_mlx5_1_p2");
-  EXPECT_EQ(inventory->devices().size(), 2U);
-  EXPECT_TRUE(inventory->skipped().empty());
+  EXPECT_EQ(inventory->devices.size(), 2U);
+  EXPECT_TRUE(inventory->skipped.empty());
 
-  const Port& roce = inventory->ports()[0];
+  const Port& roce = inventory->ports[0];
   EXPECT_TRUE(roce.is_roce());
   EXPECT_EQ(roce.speed_mbps, 200'000U);
   EXPECT_EQ(roce.guid, 0x1122334455667700U);
@@ -81,12 +81,12 @@ TEST_F(DeviceInventoryTest, SeveralDevices_ListsEveryActivePort) {
   EXPECT_EQ(roce.rail_id, -1);
   EXPECT_EQ(roce.plane_id, -1);
 
-  const Port& infiniband = inventory->ports()[1];
+  const Port& infiniband = inventory->ports[1];
   EXPECT_FALSE(infiniband.is_roce());
   EXPECT_EQ(infiniband.lid, 17);
   EXPECT_TRUE(infiniband.adaptive_routing);
-  EXPECT_EQ(infiniband.device, inventory->ports()[2].device);
-  EXPECT_EQ(inventory->ports()[2].port_num, 2);
+  EXPECT_EQ(infiniband.device, inventory->ports[2].device);
+  EXPECT_EQ(inventory->ports[2].port_num, 2);
 }
 
 TEST_F(DeviceInventoryTest, LastOwnerGone_ClosesEverything) {
@@ -116,9 +116,9 @@ TEST_F(DeviceInventoryTest, FunctionsOfOneNic_HaveDistinctPortNumbers) {
   other.add_roce_port();
   other.attributes.sys_image_guid = 1;
   const auto inventory = open();
-  EXPECT_EQ(inventory->ports()[0].topology_port, 1U);
-  EXPECT_EQ(inventory->ports()[1].topology_port, 2U);
-  EXPECT_EQ(inventory->ports()[2].topology_port, 1U);
+  EXPECT_EQ(inventory->ports[0].topology_port, 1U);
+  EXPECT_EQ(inventory->ports[1].topology_port, 2U);
+  EXPECT_EQ(inventory->ports[2].topology_port, 1U);
 }
 
 TEST_F(DeviceInventoryTest, SeveralDevices_AreOrderedByPciNamePort) {
@@ -127,8 +127,8 @@ TEST_F(DeviceInventoryTest, SeveralDevices_AreOrderedByPciNamePort) {
   set_pci_address(*fake_.devices()[3], "0000:0c:00.1");  // mlx5_1
   const auto inventory = open();
   EXPECT_EQ(names(*inventory), "verbatim_mlx5_2 verbatim_mlx5_10 verbatim_mlx5_1 verbatim_mlx5_0");
-  ASSERT_TRUE(inventory->ports()[2].pci_path);
-  EXPECT_TRUE(inventory->ports()[2].pci_path->ends_with("/devices/0000:0c:00.0"));
+  ASSERT_TRUE(inventory->ports[2].pci_path);
+  EXPECT_TRUE(inventory->ports[2].pci_path->ends_with("/devices/0000:0c:00.0"));
 }
 
 TEST_F(DeviceInventoryTest, HcaFilter_SelectsAndNumbersRails) {
@@ -140,10 +140,10 @@ TEST_F(DeviceInventoryTest, HcaFilter_SelectsAndNumbersRails) {
   config_.hca = {"mlx5_0:2:4:1,mlx5_1:1", "NCCL_IB_HCA"};
   const auto inventory = open();
   EXPECT_EQ(names(*inventory), "verbatim_mlx5_0_p2 verbatim_mlx5_1");
-  EXPECT_EQ(inventory->ports()[0].rail_id, 4);
-  EXPECT_EQ(inventory->ports()[0].plane_id, 1);
-  ASSERT_EQ(inventory->skipped().size(), 3U);
-  EXPECT_EQ(inventory->skipped()[0].reason, "not selected by NCCL_IB_HCA=mlx5_0:2:4:1,mlx5_1:1");
+  EXPECT_EQ(inventory->ports[0].rail_id, 4);
+  EXPECT_EQ(inventory->ports[0].plane_id, 1);
+  ASSERT_EQ(inventory->skipped.size(), 3U);
+  EXPECT_EQ(inventory->skipped[0].reason, "not selected by NCCL_IB_HCA=mlx5_0:2:4:1,mlx5_1:1");
   EXPECT_EQ(fake_.calls("open_device"), 2);  // devices that are not selected are not opened
   EXPECT_TRUE(log_.warnings().empty());
 }
@@ -324,7 +324,7 @@ TEST_F(DeviceInventoryTest, GidIndexMissingOnOneDevice_IsWarning) {
   config_.gid = {.everywhere = 1U, .variable = "NCCL_IB_GID_INDEX"};
   const auto inventory = open();
   EXPECT_EQ(names(*inventory), "verbatim_mlx5_0");
-  EXPECT_EQ(inventory->ports()[0].gid.index, 1U);
+  EXPECT_EQ(inventory->ports[0].gid.index, 1U);
   EXPECT_EQ(log_.only_warning(),
             "not used: mlx5_1:1: GID 1, set by NCCL_IB_GID_INDEX, is empty or does not exist; not empty: 0 "
             "::ffff:10.0.0.1 (RoCE v2)");
@@ -376,7 +376,7 @@ TEST_F(DeviceInventoryTest, DriverFeatures_DeterminePtrSupport) {
         const bool dmabuf = dmabuf_errno != EOPNOTSUPP && dmabuf_errno != EPROTONOSUPPORT;
         const unsigned expected =
             kPtrHost | (kernel_driver && peer_memory ? kPtrCuda : 0U) | (dmabuf ? kPtrDmaBuf : 0U);
-        EXPECT_EQ(open()->ports()[0].ptr_support, expected) << files << peer_memory << dmabuf_errno;
+        EXPECT_EQ(open()->ports[0].ptr_support, expected) << files << peer_memory << dmabuf_errno;
       }
     }
   }
@@ -405,17 +405,17 @@ TEST_F(DeviceInventoryTest, LibraryWithoutDmaBuf_HostMemoryOnly) {
   device.add_roce_port();
   device.dmabuf_errno = 0;
   fake_.table.reg_dmabuf_mr = nullptr;
-  EXPECT_EQ(open()->ports()[0].ptr_support, unsigned{kPtrHost});
+  EXPECT_EQ(open()->ports[0].ptr_support, unsigned{kPtrHost});
 }
 
 TEST_F(DeviceInventoryTest, RelaxedOrdering_FollowsSettingAndLibrary) {
   fake_.add_device("mlx5_0").add_roce_port();
-  EXPECT_TRUE(open()->devices()[0]->relaxed_ordering());
+  EXPECT_TRUE(open()->devices[0]->relaxed_ordering());
   config_.relaxed_ordering = Switch::kOff;
-  EXPECT_FALSE(open()->devices()[0]->relaxed_ordering());
+  EXPECT_FALSE(open()->devices[0]->relaxed_ordering());
   fake_.table.reg_mr_iova2 = nullptr;
   config_.relaxed_ordering = Switch::kAuto;
-  EXPECT_FALSE(open()->devices()[0]->relaxed_ordering());
+  EXPECT_FALSE(open()->devices[0]->relaxed_ordering());
   config_.relaxed_ordering = Switch::kOn;
   const auto opened = try_open();
   ASSERT_FALSE(opened);
@@ -428,14 +428,14 @@ TEST_F(DeviceInventoryTest, AdaptiveRoutingSetting_OverridesLinkLayer) {
   device.add_roce_port();
   device.add_infiniband_port();
   config_.adaptive_routing = Switch::kOn;
-  EXPECT_TRUE(open()->ports()[0].adaptive_routing);
+  EXPECT_TRUE(open()->ports[0].adaptive_routing);
   config_.adaptive_routing = Switch::kOff;
-  EXPECT_FALSE(open()->ports()[1].adaptive_routing);
+  EXPECT_FALSE(open()->ports[1].adaptive_routing);
 }
 
 TEST_F(DeviceInventoryTest, Mlx5Library_DeterminesIsMlx5) {
   fake_.add_device("mlx5_0").add_roce_port();
-  EXPECT_FALSE(open()->devices()[0]->is_mlx5());
+  EXPECT_FALSE(open()->devices[0]->is_mlx5());
 
   Mlx5 library;
   mlx5_ = &library;
@@ -444,7 +444,7 @@ TEST_F(DeviceInventoryTest, Mlx5Library_DeterminesIsMlx5) {
     ADD_FAILURE() << "not an mlx5 device";
     return 0;
   };
-  EXPECT_FALSE(open()->devices()[0]->is_mlx5());
+  EXPECT_FALSE(open()->devices[0]->is_mlx5());
 
   library.is_supported = [](ibv_device* device) { return std::string(device->name) == "mlx5_0"; };
   library.query_device = [](ibv_context*, mlx5dv_context* attributes) {
@@ -452,8 +452,8 @@ TEST_F(DeviceInventoryTest, Mlx5Library_DeterminesIsMlx5) {
     return 0;
   };
   const auto inventory = open();
-  EXPECT_TRUE(inventory->devices()[0]->is_mlx5());
-  EXPECT_EQ(inventory->devices()[0]->mlx5_capabilities().flags, 5U);
+  EXPECT_TRUE(inventory->devices[0]->is_mlx5());
+  EXPECT_EQ(inventory->devices[0]->mlx5_capabilities().flags, 5U);
 }
 
 // A libmlx5 for which the first device has a Data Direct interface, and the second one none.
@@ -485,11 +485,11 @@ TEST_F(DeviceInventoryTest, DataDirectSetting_ChoosesTheDevices) {
   EXPECT_EQ(config_.data_direct, DataDirect::kOnly);
   const auto only = open();
   EXPECT_EQ(names(*only), "verbatim_mlx5_0_dma verbatim_mlx5_0_p2_dma verbatim_mlx5_1 verbatim_mlx5_1_p2");
-  EXPECT_EQ(only->ports()[0].pci_path, "/sys/devices/pci0009:00/0009:01:00.0");
-  EXPECT_EQ(only->ports()[0].name, "mlx5_0:1");
-  EXPECT_TRUE(only->ports()[0].data_direct && only->ports()[1].data_direct);
-  EXPECT_FALSE(only->ports()[2].data_direct || only->ports()[3].data_direct);
-  EXPECT_EQ(only->ports()[0].ptr_support, unsigned{kPtrHost | kPtrDmaBuf});
+  EXPECT_EQ(only->ports[0].pci_path, "/sys/devices/pci0009:00/0009:01:00.0");
+  EXPECT_EQ(only->ports[0].name, "mlx5_0:1");
+  EXPECT_TRUE(only->ports[0].data_direct && only->ports[1].data_direct);
+  EXPECT_FALSE(only->ports[2].data_direct || only->ports[3].data_direct);
+  EXPECT_EQ(only->ports[0].ptr_support, unsigned{kPtrHost | kPtrDmaBuf});
   EXPECT_EQ(count_infos("mlx5_0:1 (for NCCL verbatim_mlx5_0_dma): RoCE 200000 Mb/s, GID 0 ::ffff:10.0.0.1 (RoCE v2), "
                         "MTU 4096, PCI /sys/devices/pci0009:00/0009:01:00.0, GPU memory by dma-buf, Data Direct, "
                         "relaxed ordering"),
@@ -500,11 +500,11 @@ TEST_F(DeviceInventoryTest, DataDirectSetting_ChoosesTheDevices) {
   EXPECT_EQ(names(*both),
             "verbatim_mlx5_0_dma verbatim_mlx5_0_p2_dma verbatim_mlx5_0 verbatim_mlx5_0_p2 verbatim_mlx5_1 "
             "verbatim_mlx5_1_p2");
-  EXPECT_EQ(both->devices().size(), 2U);
-  EXPECT_FALSE(both->ports()[2].data_direct);
+  EXPECT_EQ(both->devices.size(), 2U);
+  EXPECT_FALSE(both->ports[2].data_direct);
   // NCCL shares the bandwidth of a port by GUID and number. All fakes have the same GUID.
   const std::uint32_t numbers[] = {1, 2, 1, 2, 3, 4};
-  for (std::size_t i = 0; i < both->ports().size(); ++i) EXPECT_EQ(both->ports()[i].topology_port, numbers[i]) << i;
+  for (std::size_t i = 0; i < both->ports.size(); ++i) EXPECT_EQ(both->ports[i].topology_port, numbers[i]) << i;
 
   config_.data_direct = DataDirect::kOff;
   EXPECT_EQ(names(*open()), "verbatim_mlx5_0 verbatim_mlx5_0_p2 verbatim_mlx5_1 verbatim_mlx5_1_p2");
@@ -542,27 +542,27 @@ TEST_F(DeviceInventoryTest, SpeedAboveNdr_IsReadFromSysfs) {
   port.active_width = 2;
   std::filesystem::create_directories(root_ / "class/mlx5_0/ports/1");
   std::ofstream(root_ / "class/mlx5_0/ports/1/rate") << "800 Gb/sec (4X XDR)\n";
-  EXPECT_EQ(open()->ports()[0].speed_mbps, 800'000U);
+  EXPECT_EQ(open()->ports[0].speed_mbps, 800'000U);
   std::ofstream(root_ / "class/mlx5_0/ports/1/rate") << "10 Gb/sec (4X SDR)\n";
-  EXPECT_EQ(open()->ports()[0].speed_mbps, 400'000U);
+  EXPECT_EQ(open()->ports[0].speed_mbps, 400'000U);
 }
 
 TEST_F(DeviceInventoryTest, GrhRequired_IsKept) {
   FakeDevice& device = fake_.add_device("mlx5_0");
   device.add_roce_port();
   device.add_roce_port().attributes.flags = IBV_QPF_GRH_REQUIRED;
-  EXPECT_FALSE(open()->ports()[0].grh_required);
-  EXPECT_TRUE(open()->ports()[1].grh_required);
+  EXPECT_FALSE(open()->ports[0].grh_required);
+  EXPECT_TRUE(open()->ports[1].grh_required);
 }
 
 TEST_F(DeviceInventoryTest, SpeedMissingInAttributes_IsReadFromSysfs) {
   FakeDevice& device = fake_.add_device("mlx5_0");
   set_pci_address(device, "0000:0c:00.0");
   device.add_roce_port().attributes.active_speed = 0;
-  EXPECT_EQ(open()->ports()[0].speed_mbps, 10'000U);
+  EXPECT_EQ(open()->ports[0].speed_mbps, 10'000U);
   std::filesystem::create_directories(root_ / "class/mlx5_0/ports/1");
   std::ofstream(root_ / "class/mlx5_0/ports/1/rate") << "800 Gb/sec (4X XDR)\n";
-  EXPECT_EQ(open()->ports()[0].speed_mbps, 800'000U);
+  EXPECT_EQ(open()->ports[0].speed_mbps, 800'000U);
 }
 
 TEST(PortSpeed, EveryRateAndWidth_GivesMbps) {
