@@ -129,7 +129,9 @@ std::string in_us(Time time) {
 
 // With seven retries no message is lost as often as a QP tries it.
 std::string draw_loss(Draw& draw) {
-  return "loss rate=0.0" + std::to_string(1 + draw.below(25));
+  constexpr std::size_t kMostPerMille = 25;
+  const std::size_t per_mille = 1 + draw.below(kMostPerMille);
+  return (per_mille < 10 ? "loss rate=0.00" : "loss rate=0.0") + std::to_string(per_mille);
 }
 
 // Not as late as the timeout, so that nothing is sent twice.

@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "simulation/captured_run.h"
@@ -79,6 +80,17 @@ TEST(Faults, WithoutList_TheSeedChooses) {
   EXPECT_GT(without, 10U);
   EXPECT_LT(without, 50U);
   EXPECT_EQ(met.size(), kFaultNames.size());
+}
+
+TEST(Faults, LostPackets_AreOneIn40AtMost) {
+  constexpr std::string_view kBegin = "loss rate=";
+  double most = 0;
+  for (std::uint64_t seed = 1; seed <= 200; ++seed) {
+    const std::string clause = draw_faults(seed, {.ports = {1}}, ChosenFaults{{Fault::kLoss}, {}}).clauses.front();
+    ASSERT_TRUE(clause.starts_with(kBegin)) << clause;
+    most = std::max(most, std::stod(clause.substr(kBegin.size())));
+  }
+  EXPECT_EQ(most, 0.025);
 }
 
 // How much longer the job takes when both processes have these clauses.

@@ -8,6 +8,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "simulation/captured_run.h"
 #include "simulation/shrink.h"
@@ -170,12 +171,43 @@ INSTANTIATE_TEST_SUITE_P(
         "--seed 19253 --faults unanswered,verb --operations 4",         // an end has failed, and its process goes on
         "--seed 48156 --faults loss,gid",                               // the GID is away at the first flush
         "--seed 28283 --faults port --operations 1",        // a lane has an event, the peer's other one, too
-        "--seed 45893 --faults loss,port,abort",            // a process with a failed connection ends
         "--seed 58407 --faults port/1,abort --parts puts",  // a rank aborts, and its port is down
-        // The peer has ended, its host acknowledges nothing, and no new side channel is answered.
-        "--seed 22072 --faults loss/1,cut,abort --parts 3 --operations 16 --order 2",
         // A lane fails, the other one works, and the ends cannot agree.
         "--seed 143633 --faults cut,gid --processes 1 --parts 0 --operations 1 --order 1"));
+
+// Likewise, when more packets were lost than are drawn today.
+struct RunWithLosses {
+  const char* choice;
+  std::vector<const char*> rates;  // by process; nullptr: that which is drawn
+};
+
+std::ostream& operator<<(std::ostream& stream, const RunWithLosses& run) {
+  return stream << run.choice;
+}
+
+class FailedOnceWithLosses : public testing::TestWithParam<RunWithLosses> {};
+
+TEST_P(FailedOnceWithLosses, Run_Passes) {
+  const std::optional<Choice> choice = parse_choice(GetParam().choice);
+  ASSERT_TRUE(choice);
+  Job job = draw_job(*choice, std::getenv("MUTATE_PLUGIN"));
+  for (std::size_t process = 0; process < GetParam().rates.size(); ++process) {
+    const char* const rate = GetParam().rates[process];
+    std::string& clauses = job.faults.clauses.at(process);
+    if (rate != nullptr) clauses.replace(0, clauses.find(';'), std::string("loss rate=") + rate);
+  }
+  const CapturedRun captured = captured_run(plan_of(job, choice->seed), job.processes,
+                                            [&](std::size_t process) { return run_job(job, process); });
+  EXPECT_TRUE(captured.result.passed) << captured.text;
+}
+
+INSTANTIATE_TEST_SUITE_P(Simulation, FailedOnceWithLosses,
+                         testing::Values(
+                             // A process with a failed connection ends.
+                             RunWithLosses{"--seed 45893 --faults loss,port,abort", {nullptr, nullptr, "0.01"}},
+                             // The peer has ended, its host acknowledges nothing, and no new side channel is answered.
+                             RunWithLosses{"--seed 22072 --faults loss/1,cut,abort --parts 3 --operations 16 --order 2",
+                                           {"0.09"}}));
 
 }  // namespace
 }  // namespace simulation
