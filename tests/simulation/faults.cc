@@ -408,9 +408,11 @@ FaultSet draw_set(Draw& draw, std::uint64_t seed) {
 struct SharedCounts {
   std::array<std::atomic<std::uint64_t>, kFaultNames.size()> happened{};
   std::atomic<std::uint64_t> failed_processes{0};
-  std::atomic<bool> has_failed_call{false};
-  std::array<std::atomic<std::uint64_t>, kMostProcessesThatDie> done{};  // by process
-  std::array<std::atomic<bool>, kMostProcessesThatDie> ends_at_once{};   // likewise
+  // By process.
+  std::array<std::atomic<bool>, kMostProcessesThatDie> has_failed_call{};
+  std::array<std::atomic<bool>, kMostProcessesThatDie> closes_early{};
+  std::array<std::atomic<std::uint64_t>, kMostProcessesThatDie> done{};
+  std::array<std::atomic<bool>, kMostProcessesThatDie> ends_at_once{};
 };
 
 SharedCounts& shared_counts() {
@@ -499,11 +501,17 @@ void leave_out(Faults& faults, std::size_t processes) {
   if (faults.memory.process >= processes) faults.memory = {};
 }
 
+// An end that has failed or aborted cannot tell the others over a TCP connection over which nothing arrives.
+bool Faults::may_be_unheard() const {
+  return kinds.contains(Fault::kUnanswered) || kinds.contains(Fault::kCut);
+}
+
 bool Faults::allow(std::string_view line) const {
-  // An end that has failed or aborted cannot tell the other one over a TCP connection over which nothing arrives.
-  const bool is_unheard = kinds.contains(Fault::kUnanswered) || kinds.contains(Fault::kCut);
-  const bool cannot_tell = is_unheard && (shared_counts().has_failed_call || has_lost_any());
-  if (cannot_tell && line.find(" is down, the connection waits for up to ") != std::string_view::npos) return true;
+  const auto& failed = shared_counts().has_failed_call;
+  const bool has_failed = std::any_of(failed.begin(), failed.end(), [](const auto& one) { return one.load(); });
+  if (may_be_unheard() && (has_failed || has_lost_any()) &&
+      line.find(" is down, the connection waits for up to ") != std::string_view::npos)
+    return true;
   return explain(line) || std::any_of(kinds.begin(), kinds.end(), [line](Fault fault) {
            return can_be_named(fault) && has_any(line, lines_of(fault).allowed);
          });
@@ -529,9 +537,15 @@ bool Faults::has_lost_any() const {
   return false;
 }
 
+bool Faults::has_left(std::size_t process) const {
+  const SharedCounts& counts = shared_counts();
+  return counts.closes_early[process] || (may_be_unheard() && counts.has_failed_call[process]);
+}
+
 bool Faults::explain(std::string_view line) const {
+  const bool is_unanswered = line.find("transport retry counter exceeded") != std::string_view::npos;
   for (std::size_t process = 0; process < dies_at.size(); ++process) {
-    if (!has_lost(process)) continue;
+    if (!has_lost(process) && !(is_unanswered && has_left(process))) continue;
     if (line.find("(pid " + std::to_string(id_of_process(process))) != std::string_view::npos) return true;
   }
   if (may_leave_no_port() && line.find(": port is DOWN") != std::string_view::npos) return true;
@@ -559,7 +573,8 @@ void reset_fault_counts() {
   SharedCounts& counts = shared_counts();
   for (std::atomic<std::uint64_t>& count : counts.happened) count = 0;
   counts.failed_processes = 0;
-  counts.has_failed_call = false;
+  for (std::atomic<bool>& failed : counts.has_failed_call) failed = false;
+  for (std::atomic<bool>& closes : counts.closes_early) closes = false;
   for (std::atomic<std::uint64_t>& done : counts.done) done = 0;
   for (std::atomic<bool>& ends : counts.ends_at_once) ends = false;
 }
@@ -585,7 +600,11 @@ void count_done() {
 }
 
 void note_failed_call() {
-  shared_counts().has_failed_call = true;
+  shared_counts().has_failed_call[own_process()] = true;
+}
+
+void note_early_close() {
+  shared_counts().closes_early[own_process()] = true;
 }
 
 void note_end_at_once() {

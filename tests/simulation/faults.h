@@ -99,6 +99,9 @@ struct Faults {
     return has_aborted(process) || (kinds.contains(Fault::kDeath) && death_of(process) != kNever);
   }
   bool has_lost_any() const;
+  // Whether its QPs may be gone while others post to them, which may not know.
+  bool has_left(std::size_t process) const;
+  bool may_be_unheard() const;
   // At the begin of a process.
   bool may_leave_no_port() const { return kinds.contains(Fault::kPort) || kinds.contains(Fault::kGid); }
   // Then what is connected may find that its addresses have gone, until it has worked.
@@ -141,6 +144,8 @@ void count_failed_process();
 // ends those that it has closed at once.
 void note_end_at_once();
 bool ends_at_once(std::size_t process);
+// A rank has aborted, so the one of this process waits no more for signals, and closes while others may put to it.
+void note_early_close();
 // A message, put, signal or get of this process is done.
 void count_done();
 

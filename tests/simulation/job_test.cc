@@ -201,13 +201,18 @@ TEST_P(FailedOnceWithLosses, Run_Passes) {
   EXPECT_TRUE(captured.result.passed) << captured.text;
 }
 
-INSTANTIATE_TEST_SUITE_P(Simulation, FailedOnceWithLosses,
-                         testing::Values(
-                             // A process with a failed connection ends.
-                             RunWithLosses{"--seed 45893 --faults loss,port,abort", {nullptr, nullptr, "0.01"}},
-                             // The peer has ended, its host acknowledges nothing, and no new side channel is answered.
-                             RunWithLosses{"--seed 22072 --faults loss/1,cut,abort --parts 3 --operations 16 --order 2",
-                                           {"0.09"}}));
+INSTANTIATE_TEST_SUITE_P(
+    Simulation, FailedOnceWithLosses,
+    testing::Values(
+        // A process with a failed connection ends.
+        RunWithLosses{"--seed 45893 --faults loss,port,abort", {nullptr, nullptr, "0.01"}},
+        // The peer has ended, its host acknowledges nothing, and no new side channel is answered.
+        RunWithLosses{"--seed 22072 --faults loss/1,cut,abort --parts 3 --operations 16 --order 2", {"0.09"}},
+        // A rank for which there is nothing to wait for closes, and one that has aborted still puts to it.
+        RunWithLosses{"--seed 124532 --faults loss,abort --operations 64 --order 1", {"0.09", "0.03"}},
+        // A rank has failed, and cannot say so to the third one.
+        RunWithLosses{"--seed 77051 --faults loss/1/3,unanswered,abort --operations 16 --order 2",
+                      {"0.06", nullptr, "0.07"}}));
 
 }  // namespace
 }  // namespace simulation

@@ -284,6 +284,7 @@ void Rank::exchange(Set& set) {
     }
   }
   if (ok && !is_done(set) && has_aborted()) count_fault(Fault::kAbort);
+  if (!is_done(set) && waits_in_vain(set)) note_early_close();
   bool has_failed = false;
   call_("table queryLastError", [&] { return net_.query_last_error(set.contexts, &has_failed); });
   if (has_failed && !call_.has_failed()) call_.add_failure("queryLastError reports a failure");
