@@ -110,6 +110,61 @@ TEST_F(ConnectorTest, ReplyToAnotherHello_Fails) {
   }
 }
 
+// One listen.
+class ListeningTest : public ConnectorTest {
+ protected:
+  void SetUp() override {
+    ConnectorTest::SetUp();
+    device_->context()->ops.post_recv = [](ibv_qp*, ibv_recv_wr*, ibv_recv_wr**) { return 0; };
+    Result<std::unique_ptr<ListenComm>> listening = ListenComm::create(settings_, {&port_}, 1, handle_);
+    ASSERT_TRUE(listening);
+    listen_ = std::move(*listening);
+  }
+
+  const sockaddr_storage local_ = ipv4("127.0.0.1");
+  const ConnectSettings settings_{comm_settings_, pool_, listener_, local_, "lo 127.0.0.1", {}, -1};
+  std::unique_ptr<ListenComm> listen_;
+};
+
+// Both ends of connections between two processes.
+class TwoProcessesTest : public ListeningTest {
+ protected:
+  struct Ends {
+    std::unique_ptr<SendComm> send;
+    std::unique_ptr<RecvComm> recv;
+  };
+
+  // `attempt`: the number of the hello.
+  Ends connect(std::uint64_t attempt) {
+    Connector connector(others_, {&port_}, handle_, -1, attempt);
+    Ends ends;
+    while (std::chrono::steady_clock::now() < end_ && (ends.send == nullptr || ends.recv == nullptr)) {
+      Result<std::unique_ptr<SendComm>> sends(nullptr);
+      if (ends.send == nullptr) sends = connector.advance();
+      Result<std::unique_ptr<RecvComm>> receives = listen_->accept();
+      EXPECT_TRUE(sends && receives);
+      if (!sends || !receives) break;
+      if (*sends != nullptr) ends.send = std::move(*sends);
+      if (*receives != nullptr) ends.recv = std::move(*receives);
+    }
+    EXPECT_TRUE(ends.send != nullptr && ends.recv != nullptr);
+    return ends;
+  }
+
+  Listener other_listener_{ipv4("127.0.0.1"), {}, *wire::make_key_pair()};
+  const ConnectSettings others_{comm_settings_, pool_, other_listener_, local_, "lo 127.0.0.1", {}, -1};
+};
+
+TEST_F(TwoProcessesTest, EachConnection_HasASessionKeyThatBothEndsHave) {
+  std::set<wire::Key> known{wire::Key{}};
+  for (const std::uint64_t attempt : {1U, 2U}) {
+    const Ends ends = connect(attempt);
+    ASSERT_FALSE(HasFailure());
+    EXPECT_EQ(ends.send->channel().session(), ends.recv->channel().session());
+    EXPECT_TRUE(known.insert(ends.send->channel().session()).second) << "it is zero, or that of another connection";
+  }
+}
+
 // Moves to RTR fail with ETIMEDOUT. One test at a time.
 struct Resolution {
   decltype(&ibv_modify_qp) modify_qp = nullptr;
@@ -127,16 +182,12 @@ int modify_qp_unresolved(ibv_qp* qp, ibv_qp_attr* attributes, int mask) {
 }
 
 // One listen, which cannot resolve the addresses of the peers that connect to it.
-class UnresolvedAcceptTest : public ConnectorTest {
+class UnresolvedAcceptTest : public ListeningTest {
  protected:
   void SetUp() override {
-    ConnectorTest::SetUp();
+    ListeningTest::SetUp();
     g_resolution = &resolution_;
     resolution_.modify_qp = std::exchange(fake_.table.modify_qp, modify_qp_unresolved);
-    device_->context()->ops.post_recv = [](ibv_qp*, ibv_recv_wr*, ibv_recv_wr**) { return 0; };
-    Result<std::unique_ptr<ListenComm>> listening = ListenComm::create(settings_, {&port_}, 1, handle_);
-    ASSERT_TRUE(listening);
-    listen_ = std::move(*listening);
   }
 
   void connect(std::size_t peers) {
@@ -165,10 +216,7 @@ class UnresolvedAcceptTest : public ConnectorTest {
   std::size_t attempts() const { return resolution_.attempts.size(); }
 
   const LogCapture log_;
-  const sockaddr_storage local_ = ipv4("127.0.0.1");
-  const ConnectSettings settings_{comm_settings_, pool_, listener_, local_, "lo 127.0.0.1", {}, -1};
   Resolution resolution_;
-  std::unique_ptr<ListenComm> listen_;
   std::vector<std::unique_ptr<Connector>> peers_;
 };
 
