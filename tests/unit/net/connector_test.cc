@@ -3,18 +3,23 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <chrono>
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
 #include "net/connect/listen_comm.h"
 #include "support/fake_verbs.h"
 #include "support/log_capture.h"
+#include "support/relay.h"
 
 namespace verbatim {
 namespace {
@@ -139,6 +144,7 @@ class TwoProcessesTest : public ListeningTest {
     Connector connector(others_, {&port_}, handle_, -1, attempt);
     Ends ends;
     while (std::chrono::steady_clock::now() < end_ && (ends.send == nullptr || ends.recv == nullptr)) {
+      relay_.pass_on();
       Result<std::unique_ptr<SendComm>> sends(nullptr);
       if (ends.send == nullptr) sends = connector.advance();
       Result<std::unique_ptr<RecvComm>> receives = listen_->accept();
@@ -151,6 +157,7 @@ class TwoProcessesTest : public ListeningTest {
     return ends;
   }
 
+  test::Relay relay_;
   Listener other_listener_{ipv4("127.0.0.1"), {}, *wire::make_key_pair()};
   const ConnectSettings others_{comm_settings_, pool_, other_listener_, local_, "lo 127.0.0.1", {}, -1};
 };
@@ -163,6 +170,208 @@ TEST_F(TwoProcessesTest, EachConnection_HasASessionKeyThatBothEndsHave) {
     EXPECT_EQ(ends.send->channel().session(), ends.recv->channel().session());
     EXPECT_TRUE(known.insert(ends.send->channel().session()).second) << "it is zero, or that of another connection";
   }
+}
+
+// The test is the network between the ends of a connection, and the monitor of both.
+class RecordedConnectionTest : public TwoProcessesTest {
+ protected:
+  using Bytes = std::vector<std::uint8_t>;
+
+  static std::vector<Bytes> messages_of(const Bytes& stream) {
+    std::vector<Bytes> messages;
+    for (auto at = stream.begin(); at != stream.end();) {
+      const auto header =
+          wire::decode_header(std::span<const std::uint8_t, wire::kHeaderBytes>(at, wire::kHeaderBytes));
+      EXPECT_TRUE(header);
+      if (!header) break;
+      const auto end = at + static_cast<std::ptrdiff_t>(wire::kHeaderBytes + header->body_bytes);
+      messages.emplace_back(at, end);
+      at = end;
+    }
+    return messages;
+  }
+
+  // Without the handshake before it.
+  static Bytes side_channel_of(const Bytes& stream) {
+    Bytes found;
+    for (const Bytes& message : messages_of(stream)) {
+      const auto header = wire::decode_header(std::span(message).first<wire::kHeaderBytes>());
+      if (!found.empty() || header->type == wire::MessageType::kAck)
+        found.insert(found.end(), message.begin(), message.end());
+    }
+    return found;
+  }
+
+  struct End {
+    EventLoop loop;
+    EventHandler handler{loop, [](int) {}};
+    std::vector<SocketInterface> interfaces;
+    Channel::Process process{handler, interfaces};
+    std::vector<wire::Address> peer;
+    std::unique_ptr<Comm> comm;
+    std::uint32_t sent = 0;
+    std::uint32_t received = 0;
+
+    Channel& channel() const { return comm->channel(); }
+  };
+
+  void SetUp() override {
+    TwoProcessesTest::SetUp();
+    listening_ = {wire::to_sockaddr(other_listener_.addresses(Listener::Use::kHold).at(0)), handle_.address};
+    handle_.address = relay_.add(1, listening_[1]);
+    Ends made = connect(1);
+    ASSERT_FALSE(HasFailure());
+    ends_[0].peer = {wire::to_address(handle_.address)};
+    ends_[0].comm = std::move(made.send);
+    ends_[1].peer = {wire::to_address(relay_.add(0, listening_[0]))};
+    ends_[1].comm = std::move(made.recv);
+    for (const std::size_t i : {0U, 1U}) {
+      const wire::Hello& remote = ends_[i].comm->endpoint().remote();
+      const wire::ConnectionEnd own{{remote.listen, remote.attempt}, 1 - i};
+      ASSERT_TRUE(ends_[i].loop.open());
+      ASSERT_TRUE(ends_[i].channel().open(ends_[i].process, {own, ends_[i].peer}));
+      listeners_[i]->add_connection(own, ends_[i].channel().session(), 0);
+    }
+  }
+  void TearDown() override {
+    for (const End& end : ends_) {
+      if (end.comm != nullptr) end.channel().stop();
+    }
+  }
+
+  template <class Condition>
+  void await(Condition condition) const {
+    while (!condition()) {
+      ASSERT_LT(std::chrono::steady_clock::now(), end_);
+      std::this_thread::yield();
+    }
+  }
+
+  // Each end gets a message of the other one.
+  void converse() {
+    for (const std::size_t i : {0U, 1U}) {
+      End& end = ends_[1 - i];
+      ASSERT_TRUE(ends_[i].channel().send(wire::Notice::lane_down({.lane = 0, .round = ends_[i].sent++})));
+      await([&] {
+        relay_.pass_on();
+        const Result<std::optional<Channel::Message>> message = end.channel().receive();
+        EXPECT_TRUE(message);
+        if (!message || !*message) return !message;
+        if ((*message)->type != wire::MessageType::kLaneDown) return false;
+        EXPECT_EQ(wire::decode_lane_down((*message)->body)->round, end.received++);
+        return true;
+      });
+      end.channel().flush();
+    }
+  }
+  // This end asks for a new TCP connection. The other one takes it, and its answer is still under way.
+  void ask(std::size_t asks) {
+    Channel& channel = ends_[asks].channel();
+    now_ += 2 * kNanosecondsPerSecond;
+    if (channel.is_open()) {
+      ASSERT_TRUE(channel.lose(now_));
+    }
+    now_ = std::max(now_, channel.due_ns());
+    channel.advance(now_);
+    bool is_taken = false;
+    await([&] {
+      EXPECT_EQ(channel.ready(now_), Channel::Change::kNone);
+      relay_.pass_on();
+      for (Listener::Resumed& one : listeners_[1 - asks]->take_resumed([](int) {})) {
+        is_taken = ends_[1 - asks].channel().accept(std::move(one.socket), one.number, now_) == Channel::Change::kNew;
+      }
+      return is_taken;
+    });
+  }
+  // The end that has asked gets bytes, and does not take them for the answer.
+  void expect_no_answer(std::size_t asks, const Bytes& bytes) {
+    relay_.send_to(asks, bytes);
+    await([&] {
+      EXPECT_EQ(ends_[asks].channel().ready(now_), Channel::Change::kNone);
+      return ends_[asks].channel().due_ns() < now_ + kNanosecondsPerSecond;
+    });
+  }
+  void make_again() {
+    ASSERT_NO_FATAL_FAILURE(ask(0));
+    await([&] {
+      relay_.pass_on();
+      return ends_[0].channel().ready(now_) == Channel::Change::kNew;
+    });
+  }
+  // An end gets bytes in the place of the peer's next message, and does not take one.
+  void expect_no_message(std::size_t end, const Bytes& bytes) {
+    relay_.send_to(end, bytes);
+    await([&] {
+      const Result<std::optional<Channel::Message>> message = ends_[end].channel().receive();
+      EXPECT_TRUE(!message || !*message);
+      return !message || *message;
+    });
+  }
+  std::vector<Bytes> recorded() const {
+    std::vector<Bytes> streams;
+    for (const test::Relay::Connection& connection : relay_.connections()) {
+      streams.insert(streams.end(), connection.passed_on.begin(), connection.passed_on.end());
+    }
+    return streams;
+  }
+
+  std::array<End, 2> ends_;  // the first one has connected
+  std::array<Listener*, 2> listeners_{&other_listener_, &listener_};
+  std::array<sockaddr_storage, 2> listening_{};
+  std::uint64_t now_ = kNanosecondsPerSecond;
+};
+
+TEST_F(RecordedConnectionTest, PlayedToTheListeners_NobodyJoinsOrResumes) {
+  ASSERT_NO_FATAL_FAILURE(converse());
+  ASSERT_NO_FATAL_FAILURE(make_again());
+  ASSERT_NO_FATAL_FAILURE(converse());
+  for (const Bytes& stream : recorded()) {
+    for (const std::size_t end : {0U, 1U}) {
+      const Result<UniqueFd> stranger = tcp_connect(listening_[end], {});
+      ASSERT_TRUE(stranger);
+      await([&] { return *tcp_connected(*stranger); });
+      ASSERT_TRUE(*OutgoingMessage(stream).send(*stranger));
+      ssize_t answered = 0;
+      await([&] {
+        const Result<std::unique_ptr<RecvComm>> joined = listen_->accept();
+        EXPECT_TRUE(joined && *joined == nullptr);
+        EXPECT_TRUE(listeners_[end]->take_resumed([](int) {}).empty());
+        std::uint8_t byte = 0;
+        answered = ::recv(stranger->get(), &byte, 1, MSG_DONTWAIT);
+        return answered >= 0 || errno != EAGAIN;
+      });
+      EXPECT_LE(answered, 0);
+    }
+  }
+  converse();
+}
+
+TEST_F(RecordedConnectionTest, PlayedToTheEnds_NoMessageIsTaken) {
+  ASSERT_NO_FATAL_FAILURE(converse());
+  ASSERT_NO_FATAL_FAILURE(make_again());
+  ASSERT_NO_FATAL_FAILURE(converse());
+  std::vector<Bytes> streams = recorded();
+  ASSERT_EQ(streams.size(), 4U);
+  std::ranges::reverse(streams);  // the first request of the other end has the number of a recorded one
+  for (const Bytes& stream : streams) {
+    for (const std::size_t asks : {1U, 0U}) {
+      ASSERT_NO_FATAL_FAILURE(ask(asks));
+      ASSERT_NO_FATAL_FAILURE(expect_no_message(1 - asks, side_channel_of(stream)));
+      ASSERT_NO_FATAL_FAILURE(expect_no_answer(asks, side_channel_of(stream)));
+    }
+    for (const Bytes& message : messages_of(stream)) {
+      for (const std::size_t end : {0U, 1U}) {
+        ASSERT_NO_FATAL_FAILURE(make_again());
+        ASSERT_NO_FATAL_FAILURE(converse());
+        ASSERT_NO_FATAL_FAILURE(expect_no_message(end, message));
+      }
+    }
+  }
+  ASSERT_NO_FATAL_FAILURE(ask(0));
+  ASSERT_NO_FATAL_FAILURE(expect_no_message(1, relay_.take(1)));  // what it has just sent
+  ASSERT_NO_FATAL_FAILURE(expect_no_answer(0, side_channel_of(streams.front())));
+  ASSERT_NO_FATAL_FAILURE(make_again());
+  converse();
 }
 
 // Moves to RTR fail with ETIMEDOUT. One test at a time.
