@@ -14,6 +14,7 @@
 #include <deque>
 #include <fstream>
 #include <functional>
+#include <set>
 #include <span>
 #include <string>
 #include <thread>
@@ -328,6 +329,25 @@ TEST_F(RmaListener, OtherKeyOfTheOperator_BothSayWhy) {
       << refused;
   const std::string refuses = ranks_.text(1);
   EXPECT_NE(refuses.find("give all hosts of the job the same VERBATIM_PSK_FILE"), std::string::npos) << refuses;
+}
+
+TEST_F(RmaListener, EachListen_HasASecretOfItsOwn) {
+  const std::vector<int> statuses = ranks_.run_processes([](Rank& rank) {
+    rank.start();
+    std::set<wire::Secret> known{wire::Secret{}, handle_of(rank, 0).secret, handle_of(rank, 1).secret};
+    EXPECT_EQ(known.size(), 3U);
+    for (int init = 0; init < 2; ++init) {
+      rank.barrier();
+      EXPECT_OK(rank.net().close_listen(rank.listen));
+      EXPECT_OK(rank.net().finalize(rank.instance));
+      EXPECT_OK(rank.net().init(4711, &rank.instance));
+      EXPECT_OK(rank.net().listen(rank.instance, 0, rank.handle(rank.number()), &rank.listen));
+      EXPECT_TRUE(known.insert(handle_of(rank, rank.number()).secret).second);
+    }
+    EXPECT_OK(rank.net().close_listen(rank.listen));
+    EXPECT_OK(rank.net().finalize(rank.instance));
+  });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
 }
 
 TEST_F(RmaListener, ListenIsUsedTwice_RanksConnectTwice) {

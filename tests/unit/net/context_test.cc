@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <set>
 #include <string>
 #include <thread>
 
@@ -194,6 +195,38 @@ TEST_F(ContextTest, OperatorsKey_IsReadFromAFile) {
   ASSERT_EQ(::mkfifo(path.c_str(), 0600), 0);
   EXPECT_EQ(refusal(), path + " cannot be read: Invalid argument. Next: correct VERBATIM_PSK_FILE");
   ::unsetenv("VERBATIM_PSK_FILE");
+}
+
+// From the first communicator that a process makes to the end of the last one it has one key pair.
+TEST_F(ContextTest, KeyPair_IsAnotherOneAfterTheLastCommunicatorHasEnded) {
+  const auto key_of_connection = [] {
+    ConnectedComms link;
+    link.connect();
+    if (HasFatalFailure()) return wire::PublicKey{};
+    EXPECT_EQ(link.send().endpoint().remote().key, link.recv().endpoint().remote().key);
+    return link.recv().endpoint().remote().key;
+  };
+  wire::PublicKey first{};
+  {
+    const ConnectedComms stays;
+    first = key_of_connection();
+    EXPECT_EQ(key_of_connection(), first);
+  }
+  EXPECT_NE(key_of_connection(), first);
+}
+
+TEST_F(ContextTest, EachListen_HasASecretOfItsOwn) {
+  std::set<wire::Secret> known{wire::Secret{}};
+  for (int init = 0; init < 2; ++init) {
+    ConnectedComms link;
+    for (int i = 0; i < 2; ++i) {
+      std::array<std::uint8_t, wire::kHandleBytes> bytes{};
+      ASSERT_TRUE(link.context().listen(0, bytes));
+      const Result<wire::Handle> handle = wire::decode_handle(bytes);
+      ASSERT_TRUE(handle);
+      EXPECT_TRUE(known.insert(handle->secret).second);
+    }
+  }
 }
 
 TEST_F(ContextTest, ConnectWithoutAccept_TimesOut) {
