@@ -66,6 +66,20 @@ Bytes hello_to(const wire::Handle& other, wire::RmaHello hello, const wire::Publ
   return wire::with_mac(wire::encode_rma_hello(wire::MessageType::kConnect, hello), wire::hello_key(other.secret));
 }
 
+// The test takes the place of this rank's listener, before others read the handle. accept waits.
+UniqueFd listen_instead_of(const Rank& rank) {
+  wire::Handle own = handle_of(rank, rank.number());
+  verbatim::set_port(own.address, 0);
+  verbatim::Result<UniqueFd> listener = verbatim::tcp_listen(own.address);
+  EXPECT_TRUE(listener);
+  if (!listener) return {};
+  own.address = *verbatim::local_address(*listener);
+  wire::encode_handle(own, std::span<std::uint8_t, wire::kHandleBytes>(
+                               static_cast<std::uint8_t*>(rank.handle(rank.number())), wire::kHandleBytes));
+  EXPECT_EQ(::fcntl(listener->get(), F_SETFL, 0), 0);
+  return std::move(*listener);
+}
+
 // Of a hello to an unknown listen: up to the last byte before that is known.
 Bytes beginning_of_hello() {
   Bytes message = wire::encode_rma_hello(wire::MessageType::kConnect, {});
@@ -166,23 +180,17 @@ TEST_F(RmaListener, HelloIsLateAndConnectionIsReset_RankConnectsAgain) {
       EXPECT_OK(rank.net().finalize(rank.instance));
       return;
     }
-    wire::Handle own = handle_of(rank, 1);
-    verbatim::set_port(own.address, 0);
-    const verbatim::Result<UniqueFd> listener = verbatim::tcp_listen(own.address);
-    ASSERT_TRUE(listener);
-    own.address = *verbatim::local_address(*listener);
-    const UniqueFd filler = connection_to(own.address);
-    ASSERT_EQ(::listen(listener->get(), 0), 0);       // the filler is more than that
+    const UniqueFd listener = listen_instead_of(rank);
+    const sockaddr_storage address = handle_of(rank, 1).address;
+    const UniqueFd filler = connection_to(address);
+    ASSERT_EQ(::listen(listener.get(), 0), 0);        // the filler is more than that
     const timeval limit{.tv_sec = 30, .tv_usec = 0};  // of accept, which waits
-    ASSERT_EQ(::fcntl(listener->get(), F_SETFL, 0), 0);
-    ASSERT_EQ(::setsockopt(listener->get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit), 0);
-    wire::encode_handle(own, std::span<std::uint8_t, wire::kHandleBytes>(static_cast<std::uint8_t*>(rank.handle(1)),
-                                                                         wire::kHandleBytes));
+    ASSERT_EQ(::setsockopt(listener.get(), SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit), 0);
     rank.barrier();
-    await_refused_connect(own.address);
+    await_refused_connect(address);
     // A process that is stopped and goes on gets EINTR, because the wait has a limit.
     const auto accept = [&] {
-      return UniqueFd(static_cast<int>(TEMP_FAILURE_RETRY(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC))));
+      return UniqueFd(static_cast<int>(TEMP_FAILURE_RETRY(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC))));
     };
     const auto accept_with_hello = [&] {
       UniqueFd socket = accept();
@@ -204,22 +212,13 @@ TEST_F(RmaListener, RankIsRefused_LineHasTheReason) {
   const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
     rank.keep_warnings();
     rank.start();
-    wire::Handle own = handle_of(rank, 1);
-    verbatim::set_port(own.address, 0);
-    const verbatim::Result<UniqueFd> listener = verbatim::tcp_listen(own.address);
-    ASSERT_TRUE(listener);
-    if (rank.number() == 1) {
-      own.address = *verbatim::local_address(*listener);
-      wire::encode_handle(own, std::span<std::uint8_t, wire::kHandleBytes>(static_cast<std::uint8_t*>(rank.handle(1)),
-                                                                           wire::kHandleBytes));
-      ASSERT_EQ(::fcntl(listener->get(), F_SETFL, 0), 0);
-    }
+    const UniqueFd listener = rank.number() == 1 ? listen_instead_of(rank) : UniqueFd();
     rank.barrier();
     if (rank.number() == 0) {
       void* handles[] = {rank.handle(0), rank.handle(1)};
       EXPECT_EQ(rank.net().connect(nullptr, handles, 2, 0, rank.listen, &rank.coll), nccl::Result::kRemoteError);
     } else {
-      const UniqueFd socket(::accept4(listener->get(), nullptr, nullptr, SOCK_CLOEXEC));
+      const UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
       Bytes hello(wire::kHeaderBytes);
       EXPECT_EQ(::recv(socket.get(), hello.data(), hello.size(), MSG_PEEK | MSG_WAITALL),
                 static_cast<ssize_t>(hello.size()));
@@ -234,6 +233,46 @@ TEST_F(RmaListener, RankIsRefused_LineHasTheReason) {
   EXPECT_NE(text.find("failed: the peer refused the connection: it is another job. Next: look at rank 1 at "),
             std::string::npos)
       << text;
+}
+
+// Something between the ranks changes a byte of the reply. The last reply is right, and the connection ends behind it.
+TEST_F(RmaListener, ReplyIsChanged_RankIsNotTakenAndLineSaysSo) {
+  constexpr std::size_t kReplies = 4;
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    rank.keep_warnings();
+    rank.start();
+    const UniqueFd listener = rank.number() == 1 ? listen_instead_of(rank) : UniqueFd();
+    rank.barrier();
+    for (std::size_t i = 1; i <= kReplies; ++i) {
+      if (rank.number() == 0) {
+        void* handles[] = {rank.handle(0), rank.handle(1)};
+        ranks_.text(0)[0] = '\0';
+        EXPECT_EQ(rank.net().connect(nullptr, handles, 2, 0, rank.listen, &rank.coll), nccl::Result::kRemoteError);
+        const std::string text = ranks_.text(0);
+        EXPECT_EQ(text.find("failed: handshake") != std::string::npos, i != kReplies) << text;
+        EXPECT_EQ(text.find('\n'), text.size() - 1) << "it is one line: " << text;
+        continue;
+      }
+      const UniqueFd socket(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+      verbatim::IncomingMessage hello;
+      verbatim::Result<bool> received(false);
+      while (received && !*received) received = hello.receive(socket);
+      const wire::Handle own = handle_of(rank, 1);
+      const wire::Key key = wire::hello_key(own.secret);
+      ASSERT_TRUE(received && hello.authenticate(key));
+      const wire::ConnectionId id = wire::decode_connection_id(hello.body());
+      Bytes reply = wire::encode_rma_hello(
+          wire::MessageType::kAccept,
+          {.listen = id.listen, .attempt = id.attempt, .key = {9}, .ranks = 2, .rank = 1, .host = "other"});
+      reply = wire::with_mac(std::move(reply), key, hello.mac());
+      const std::size_t changed[] = {wire::kHeaderBytes, wire::kHeaderBytes + sizeof id, reply.size() - 1};
+      if (i != kReplies) reply[changed[i - 1]] ^= 1;
+      EXPECT_TRUE(send_all(socket, reply));
+    }
+    EXPECT_OK(rank.net().close_listen(rank.listen));
+    EXPECT_OK(rank.net().finalize(rank.instance));
+  });
+  for (const int status : statuses) EXPECT_EQ(status, 0);
 }
 
 // A rank says why it does not take another one, and goes on.
