@@ -25,6 +25,7 @@
 #include "base/socket.h"
 #include "support/loopback.h"
 #include "support/peer_socket.h"
+#include "support/relay.h"
 
 namespace verbatim {
 namespace {
@@ -704,20 +705,24 @@ class ChannelPair : public ::testing::Test {
     bool has_ended = false;
   };
 
-  void open() {
-    for (std::unique_ptr<End>& end : ends_) {
-      end = std::make_unique<End>();
-      ASSERT_TRUE(end->loop.open());
-      for (std::size_t i = 0; i < end->listening.size(); ++i) {
+  // With a relay, all TCP connections go over it.
+  void open(test::Relay* relay = nullptr) {
+    for (std::size_t end = 0; end < ends_.size(); ++end) {
+      ends_[end] = std::make_unique<End>();
+      ASSERT_TRUE(ends_[end]->loop.open());
+      for (std::size_t i = 0; i < ends_[end]->listening.size(); ++i) {
         Result<UniqueFd> socket = tcp_listen(test::loopback(static_cast<std::uint32_t>(i + 1)));
         ASSERT_TRUE(socket);
-        end->listening[i] = std::move(*socket);
-        end->addresses.push_back(wire::to_address(*local_address(end->listening[i])));
+        ends_[end]->listening[i] = std::move(*socket);
+        ends_[end]->addresses.push_back(wire::to_address(*local_address(ends_[end]->listening[i])));
       }
+      std::vector<wire::Address>& addresses = ends_[end]->addresses;
+      if (relay != nullptr) addresses = {wire::to_address(relay->add(end, wire::to_sockaddr(addresses[0])))};
     }
     Result<UniqueFd> own = tcp_connect(wire::to_sockaddr(ends_[1]->addresses[0]), {});
     ASSERT_TRUE(own);
     ends_[0]->channel.set_socket(std::move(*own), {});
+    if (relay != nullptr) relay->pass_on();
     Result<std::optional<UniqueFd>> accepted = tcp_accept(ends_[1]->listening[0]);
     ASSERT_TRUE(accepted && *accepted);
     ends_[1]->channel.set_socket(std::move(**accepted), {});
@@ -818,6 +823,39 @@ TEST_F(ChannelPair, ResetsAndMovesAtAnyMoment_EachMessageArrivesOnceAndInOrder) 
   }
   EXPECT_GT(messages, 10'000U);
   EXPECT_GT(parts, 0U);
+}
+
+// Each end sends some messages, and the TCP connection is made again once more.
+TEST_F(ChannelPair, CutAfterAnyByte_EachMessageArrivesOnceAndInOrder) {
+  constexpr std::uint32_t kMessages = 2;  // of each end
+  constexpr int kRounds = 200;            // 4 s: no attempt has to be given up
+  for (const std::size_t from : {0U, 1U}) {
+    std::size_t bytes = 1;
+    for (bool has_cut = true; has_cut && !HasFailure(); ++bytes) {
+      SCOPED_TRACE("cut after byte " + std::to_string(bytes) + " of end " + std::to_string(from));
+      test::Relay relay;
+      ASSERT_NO_FATAL_FAILURE(open(&relay));
+      relay.cut_after(from, bytes);
+      const auto all_acknowledged = [&] {
+        return all_received() && ends_[0]->channel.unacknowledged() + ends_[1]->channel.unacknowledged() == 0;
+      };
+      for (int round = 0; round < kRounds && (ends_[0]->sent < kMessages || !all_acknowledged()); ++round) {
+        for (const std::unique_ptr<End>& end : ends_) {
+          if (end->sent < kMessages && round % 2 == 0) {
+            EXPECT_TRUE(end->channel.send(numbered(end->sent++)));
+          }
+          relay.pass_on();
+          serve(*end);
+        }
+        if (round == 1) relay.cut();
+        now_ += 20 * kMs;
+      }
+      EXPECT_TRUE(all_acknowledged());
+      has_cut = relay.has_cut();
+      close();
+    }
+    EXPECT_GT(bytes, 200U);
+  }
 }
 
 }  // namespace
