@@ -1,0 +1,49 @@
+// GPU memory and a lane whose port fails: what has come over it cannot be flushed any more.
+#include <algorithm>
+#include <string>
+
+#include "gpu_test.h"
+
+namespace gpu_direct {
+namespace {
+
+// Each device of the test has two members. The third of four messages goes over the first one, and with it the link of
+// the second one goes down. What a message has brought is visible a little later (CONFORMANCE_MERGE, SOFTVERBS_FAULTS,
+// SOFTVERBS_LATE_GPU_MS).
+class GpuLanes : public GpuTest {};
+ONE_VERSION(GpuLanes, 12);
+
+TEST_P(GpuLanes, PortFailsBehindAMessage_FlushEndsWithItsBytes) {
+  constexpr std::size_t kBytes = 5'000;
+  bool has_come = false;
+  // On a busy machine softverbs may make the bytes visible later still.
+  for (int device = 0; device < device_count() && !has_come && !HasFailure(); ++device) {
+    TestConnection link = this->link({context(), device}, {context(), device});
+    ASSERT_TRUE(link);
+    Buffer source({}, 3 * kBytes);
+    Buffer target({second_gpu(), Kind::kAllocated, ways().front()}, 3 * kBytes);
+    const Registered source_mr(*this, link.send_comm, source);
+    const Registered target_mr(*this, link.recv_comm, target);
+    source.write(0, 3 * kBytes, ++seed_);
+    target.expect(0, 3 * kBytes, seed_);
+    for (std::size_t at = 0; at < 3 * kBytes; at += kBytes) {
+      Traffic traffic(net());
+      traffic.recv(link.recv_comm, {{target.data() + at, kBytes, 0, target_mr.get()}});
+      traffic.send(link.send_comm, {source.data() + at, kBytes, 0, source_mr.get()});
+      ASSERT_TRUE(traffic.run());
+    }
+    EXPECT_OK(flush_and_wait(net(), link.recv_comm, {target.data(), 3 * kBytes, 0, target_mr.get()}));
+    has_come = static_cast<bool>(target.intact());
+    EXPECT_TRUE(eventually([&] { return static_cast<bool>(target.intact()); })) << "wrong bytes";
+    exchange_one(link, source, source_mr.get(), target, target_mr.get(), 0, 0, kBytes);
+    std::string lines;
+    EXPECT_TRUE(eventually([&] {  // of the port, and of each end
+      lines += joined(take_warnings());
+      return std::ranges::count(lines, '\n') == 3;
+    })) << lines;
+  }
+  EXPECT_TRUE(has_come) << "wrong bytes after the flush";
+}
+
+}  // namespace
+}  // namespace gpu_direct
