@@ -218,9 +218,8 @@ std::vector<Row> rows() {
        "another RMA plugin or its own.",
        one_of(&Config::rma, {{"0", false}, {"1", true}})},
       {"VERBATIM_FAILOVER", nullptr, "0 or 1", "1",
-       "Whether a connection of merged devices, and RMA on one of them, goes on over its other lanes when one fails: "
-       "see "
-       "[A lane that fails](#a-lane-that-fails) and [RMA](#rma).",
+       "Whether a connection of merged devices, and RMA where the atomics allow it, goes on over its other lanes when "
+       "one fails: see [A lane that fails](#a-lane-that-fails) and [RMA](#rma).",
        one_of(&Config::failover, {{"0", false}, {"1", true}})},
       number_row(
           "VERBATIM_LANE_TIMEOUT_MS", nullptr, &Config::lane_timeout_ms, 0, 3'600'000, "5000",

@@ -23,10 +23,10 @@ std::optional<std::string> failure_of(const Result<T>& own) {
 
 }  // namespace
 
-CollComm::CollComm(const CollSettings& settings, std::vector<const Port*> ports, std::vector<PeerRank> peers,
-                   std::uint32_t rank)
+CollComm::CollComm(const CollSettings& settings, LanePorts ports, std::vector<PeerRank> peers, std::uint32_t rank)
     : settings_(settings),
-      ports_(std::move(ports)),
+      ports_(std::move(ports.ports)),
+      is_one_device_(ports.is_one_device),
       ranks_(std::move(peers), rank, settings.config.connect_timeout_s, failures_),
       failures_([this](const std::string& text) { tell_failure(text); }) {}
 
@@ -34,7 +34,7 @@ CollComm::~CollComm() {
   for (const PeerRank& peer : ranks_.all()) peer.channel->close();  // the loop's thread calls this object no more
 }
 
-Result<std::unique_ptr<CollComm>> CollComm::create(const CollSettings& settings, std::vector<const Port*> ports,
+Result<std::unique_ptr<CollComm>> CollComm::create(const CollSettings& settings, LanePorts ports,
                                                    std::vector<PeerRank> peers, std::uint32_t rank) {
   std::unique_ptr<CollComm> comm(new CollComm(settings, std::move(ports), std::move(peers), rank));
   for (const PeerRank& peer : comm->ranks_.all()) {
@@ -103,6 +103,7 @@ Result<ContextSet*> CollComm::create_locked(const ContextSetupRequest& request) 
                       .failures = failures_,
                       .number = sets_made_++,
                       .ports = {},
+                      .is_one_device = is_one_device_,
                       .port_counts = port_counts_,
                       .scratch = *scratch_,
                       .max_recvs = settings_.max_recvs});

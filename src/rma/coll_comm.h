@@ -40,11 +40,16 @@ struct CollSettings {
   Instance& owner;
 };
 
+// That of the device, then those with which it shares its lanes.
+struct LanePorts {
+  std::vector<const Port*> ports;
+  bool is_one_device = false;  // other devices are left out, because their atomics do not exclude those of this one
+};
+
 class CollComm {
  public:
   // Takes over the connections that a handshake has made. Collective.
-  // `ports`: that of the device, then those with which it shares its lanes.
-  static Result<std::unique_ptr<CollComm>> create(const CollSettings& settings, std::vector<const Port*> ports,
+  static Result<std::unique_ptr<CollComm>> create(const CollSettings& settings, LanePorts ports,
                                                   std::vector<PeerRank> peers, std::uint32_t rank);
   ~CollComm();
   CollComm(const CollComm&) = delete;
@@ -80,8 +85,7 @@ class CollComm {
     bool operator==(const Buffer&) const = default;
   };
 
-  CollComm(const CollSettings& settings, std::vector<const Port*> ports, std::vector<PeerRank> peers,
-           std::uint32_t rank);
+  CollComm(const CollSettings& settings, LanePorts ports, std::vector<PeerRank> peers, std::uint32_t rank);
 
   Status prepare();
   // From the exchange of connect: how many ports each rank has. An error has been logged.
@@ -107,6 +111,7 @@ class CollComm {
 
   const CollSettings settings_;
   const std::vector<const Port*> ports_;
+  const bool is_one_device_;
   std::vector<std::uint8_t> port_counts_;  // by rank
   PeerRanks ranks_;
   Failures failures_;

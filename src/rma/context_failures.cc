@@ -87,7 +87,10 @@ Failure ContextSet::completion_failure(const ibv_wc& cause) const {
   work.bytes = request.bytes;
   work.loopback = is_own(queue.peer);
   const char* const status = port().device->verbs().wc_status_str(cause.status);
-  return {describe(queue) + ": " + describe_completion(cause, status, work, 0), diagnose(cause.status, path), path};
+  std::string text = describe(queue) + ": " + describe_completion(cause, status, work, 0);
+  if (parts_.is_one_device && cause.status == IBV_WC_RETRY_EXC_ERR)
+    text += "; this rank uses no other device, because the atomics of two devices do not exclude each other";
+  return {std::move(text), diagnose(cause.status, path), path};
 }
 
 // A flushed work request is the consequence of another one's failure, whose completion may come later.

@@ -129,17 +129,25 @@ void Instance::end_communicators() {
 }
 
 // The ports that NCCL has merged with it for messages.
-std::vector<const Port*> Instance::lane_ports(const Port& port) const {
-  const auto device = static_cast<std::size_t>(&port - process_.ports.data());
-  std::vector<const Port*> ports = process_.devices.merged_with(device);
+LanePorts Instance::lane_ports(const Port& port) const {
+  if (!settings_.config.failover) return {{&port}};
+  LanePorts lanes{process_.devices.merged_with(static_cast<std::size_t>(&port - process_.ports.data()))};
+  std::vector<const Port*>& ports = lanes.ports;
   std::erase_if(ports, [&](const Port* other) { return other != &port && !has_atomics(*other); });
+  if (!atomics_exclude_each_other(ports)) {
+    lanes.is_one_device = true;
+    std::erase_if(ports, [&](const Port* other) { return other->device != port.device; });
+    VERBATIM_INFO(
+        "RMA on %s: the atomics of the devices with which it is merged and its own do not exclude each other "
+        "(IBV_ATOMIC_HCA), and signals over two devices could be lost: no other device is used. Next: nothing, but a "
+        "communicator fails when no port of %s works",
+        port.name.c_str(), port.device->name().c_str());
+  }
   const auto is_wrong = [&](const Port* other) {
     return executed_report(*other, settings_.config) == ExecutedReport::kWrong;
   };
-  if (ports.size() > 1 && (!settings_.config.failover || std::any_of(ports.begin(), ports.end(), is_wrong))) {
-    ports.resize(1);
-  }
-  return ports;
+  if (ports.size() > 1 && std::ranges::any_of(ports, is_wrong)) ports.resize(1);
+  return lanes;
 }
 
 Result<ListenComm*> Instance::listen(std::size_t device, std::span<std::uint8_t, wire::kHandleBytes> bytes) {

@@ -44,7 +44,7 @@ class Instance {
   ~Instance();
   // Closes what the caller has not closed, and waits for the other ranks.
   void end_communicators();
-  std::vector<const Port*> lane_ports(const Port& port) const;
+  LanePorts lane_ports(const Port& port) const;
   Error log_listen_failure(const Error& error) const;
   void remove_closed() noexcept;
 

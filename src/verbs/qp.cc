@@ -126,6 +126,14 @@ std::uint8_t initiator_reads(const Device& device) {
   return static_cast<std::uint8_t>(std::clamp(device.attributes().max_qp_init_rd_atom, 0, kMaxOutstandingReads));
 }
 
+bool atomics_exclude_each_other(std::span<const Port* const> ports) {
+  constexpr std::uint32_t kRxe = 0xffffff;  // one lock for all its devices (Linux, rxe_mr.c: atomic_ops_lock)
+  const auto all = [&](const auto& holds) { return std::ranges::all_of(ports, holds); };
+  return all([&](const Port* port) { return port->device == ports.front()->device; }) ||
+         all([](const Port* port) { return port->device->attributes().atomic_cap == IBV_ATOMIC_GLOB; }) ||
+         all([](const Port* port) { return port->device->attributes().vendor_id == kRxe; });
+}
+
 Result<ConnectedQp> connect_qp(ibv_qp* qp, const Port& port, const QpConnection& connection, const Config& config) {
   const QpAddress& remote = connection.remote;
   ConnectedQp connected;

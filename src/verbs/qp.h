@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 
 #include "base/config.h"
 #include "base/result.h"
@@ -70,6 +71,9 @@ struct QpPath {
 // The number of READs and atomics that a QP of the device can have outstanding, as responder and as initiator.
 std::uint8_t responder_reads(const Device& device);
 std::uint8_t initiator_reads(const Device& device);
+// Whether one word may be changed by atomics over any of the ports at the same time. IBV_ATOMIC_HCA promises it only
+// for those of one device.
+bool atomics_exclude_each_other(std::span<const Port* const> ports);
 
 struct QpPsns {
   std::uint32_t expected = 0;  // of the peer's first packet

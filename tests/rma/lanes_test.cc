@@ -58,6 +58,7 @@ class RmaLanes : public ::testing::Test {
          {"VERBATIM_TIMEOUT", "VERBATIM_LANE_TIMEOUT_MS", "VERBATIM_FAILOVER", "VERBATIM_RECONNECT_S"})
       ::unsetenv(name);
     ::setenv("SOFTVERBS_DEVICES", "4", 1);
+    ::setenv("SOFTVERBS_ATOMICS", "glob", 1);
   }
 
   // Before the first call of the plugin.
@@ -509,6 +510,55 @@ TEST_F(RmaLanes, FailoverIsOff_PutFails) {
   ::setenv("VERBATIM_FAILOVER", "0", 1);
   ::setenv("VERBATIM_TIMEOUT", "10", 1);
   expect_put_fails();
+}
+
+// A word of rank 1 is changed by both ranks. When rank 0 has lost its port, its signals would come over the other
+// device of rank 1.
+TEST_F(RmaLanes, AtomicsExcludeThoseOfOneDeviceOnly_NoSignalIsLost) {
+  ::setenv("VERBATIM_TIMEOUT", "10", 1);
+  ::setenv("SOFTVERBS_ATOMICS", "device", 1);
+  forget();
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    begin(rank, "link-down device=0 op=fetch_add qp=any after=100");
+    rank.connect();
+    rank.create({.contexts = 1});
+    Words word(1);
+    void* const memory = rank.register_memory(word.data(), word.bytes());
+    rank.barrier();
+    // Until it fails, or a signal would have been lost long since.
+    for (std::atomic<std::uint64_t>& done = ranks_.number(2 + rank.number()); done < 2'000; ++done) {
+      void* request = nullptr;
+      const RmaSignal signal{.word = {memory, 0}, .value = 1};
+      if (rank.net().iput_signal(rank.contexts, 0, {}, 0, {}, 1, signal, &request) != nccl::Result::kSuccess) break;
+      if (rank.wait(request) != nccl::Result::kSuccess) break;
+    }
+    rank.barrier();
+    if (rank.number() == 1) {
+      EXPECT_GE(word[0], ranks_.number(2) + ranks_.number(3)) << "wrong bytes: signals";
+    }
+    rank.close();
+    EXPECT_OK(net_->finalize(net_context_));
+  });
+  for (const int rank : {0, 1}) EXPECT_EQ(statuses[static_cast<std::size_t>(rank)], 0) << ranks_.text(rank);
+  const std::string lines = ranks_.text(0);
+  EXPECT_NE(lines.find("this rank uses no other device, because the atomics of two devices "), std::string::npos)
+      << lines;
+}
+
+TEST_F(RmaLanes, DriverAsItIs_NoOtherLaneIsUsed) {
+  ::setenv("VERBATIM_TIMEOUT", "10", 1);
+  ::unsetenv("SOFTVERBS_ATOMICS");
+  for (const auto& [profile, line] : {std::pair("mlx5", "the atomics of two devices "),
+                                      std::pair("bnxt_re", " has executed (rq_psn of ibv_query_qp is "),
+                                      std::pair("irdma", "the atomics of two devices ")}) {
+    SCOPED_TRACE(profile);
+    ::setenv("SOFTVERBS_PROFILE", profile, 1);
+    for (const int rank : {0, 1}) *ranks_.text(rank) = '\0';
+    expect_put_fails();
+    const std::string lines = std::string(ranks_.text(0)) + ranks_.text(1);  // either may be first
+    EXPECT_NE(lines.find(line), std::string::npos) << lines;
+  }
+  ::unsetenv("SOFTVERBS_PROFILE");
 }
 
 // Then a signal could be lost, or count twice, when a lane fails. What each driver reports: SOFTVERBS_RQ_PSN.

@@ -252,7 +252,7 @@ void set_environment(std::uint64_t seed, Job& job) {
   set("VERBATIM_STATE_DIR", "none");  // its socket is of another family
   set("VERBATIM_QPS_PER_CONNECTION", seed % 2 == 0 ? "1" : "2");
   set("VERBATIM_COMPLETION", seed % 3 == 0 ? "atomic" : "imm");
-  set("SOFTVERBS_ATOMICS", job.uses_merged ? "glob" : "hca");  // one word, several devices
+  set("SOFTVERBS_ATOMICS", "glob");  // one word, several devices
   if (job.faults.renumbers_gids) set("SOFTVERBS_GID_TABLE", "renumbered");
   if (job.faults.names_gid) set("VERBATIM_GID_INDEX", "3");
   if (job.faults.timeout != 0) set("VERBATIM_TIMEOUT", std::to_string(job.faults.timeout));

@@ -41,14 +41,12 @@ constexpr std::uint32_t kMaxReceiveTarget = wire::kMaxInFlight + 16;
 const char* why_no_atomics(std::span<const Port* const> ports, const wire::Hello& peer) {
   if ((peer.capabilities & wire::kAtomicCompletion) == 0) return "the peer does not offer it";
   for (const Port* port : ports) {
-    const ibv_atomic_cap atomics = port->device->attributes().atomic_cap;
-    if (atomics == IBV_ATOMIC_NONE || responder_reads(*port->device) == 0) return "the device has no atomics";
-    // The atomics of all QPs go to one word.
-    if (port->device != ports.front()->device && atomics != IBV_ATOMIC_GLOB) {
-      return "atomics of different devices are not coherent";
+    if (port->device->attributes().atomic_cap == IBV_ATOMIC_NONE || responder_reads(*port->device) == 0) {
+      return "the device has no atomics";
     }
   }
-  return nullptr;
+  // The atomics of all QPs go to one word.
+  return atomics_exclude_each_other(ports) ? nullptr : "atomics of different devices are not coherent";
 }
 
 }  // namespace

@@ -193,6 +193,33 @@ TEST_F(QpTest, DeviceWithoutAtomics_GetsNoAtomicAccess) {
   EXPECT_EQ(last().qp_access_flags & IBV_ACCESS_REMOTE_ATOMIC, 0U);
 }
 
+TEST_F(QpTest, AtomicsOfTwoDevices_ExcludeEachOtherWhereBothSaySo) {
+  constexpr std::uint32_t kRxe = 0xffffff;
+  FakeDevice& other = fake_.add_device("mlx5_1");
+  struct Case {
+    ibv_atomic_cap first;
+    ibv_atomic_cap second;
+    std::uint32_t vendor;
+    bool exclude;
+  };
+  for (const Case& one :
+       {Case{IBV_ATOMIC_HCA, IBV_ATOMIC_HCA, 1, false}, Case{IBV_ATOMIC_GLOB, IBV_ATOMIC_GLOB, 1, true},
+        Case{IBV_ATOMIC_HCA, IBV_ATOMIC_GLOB, 1, false}, Case{IBV_ATOMIC_GLOB, IBV_ATOMIC_HCA, 1, false},
+        Case{IBV_ATOMIC_HCA, IBV_ATOMIC_HCA, kRxe, true}}) {
+    fake_device_.attributes.atomic_cap = one.first;
+    other.attributes.atomic_cap = one.second;
+    fake_device_.attributes.vendor_id = other.attributes.vendor_id = one.vendor;
+    open();
+    const auto device = Device::open(fake_.table, nullptr, &other.device, false);
+    ASSERT_TRUE(device);
+    Port second = port_;
+    second.port_num = 1;
+    EXPECT_TRUE(atomics_exclude_each_other(std::vector<const Port*>{&port_, &second}));
+    second.device = device->get();
+    EXPECT_EQ(atomics_exclude_each_other(std::vector<const Port*>{&port_, &second}), one.exclude) << one.vendor;
+  }
+}
+
 TEST_F(QpTest, ConnectOnRoce_SetsGlobalAddress) {
   const Moved moved =
       connect(kRoceRemote, {.mtu = IBV_MTU_4096, .traffic_class = 106, .service_level = 3, .flow_label = 77});
