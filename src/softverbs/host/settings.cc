@@ -143,6 +143,8 @@ bool read_option(const char* name, const std::array<Option<Value>, kCount>& opti
 // A driver: sets what it does in another way than the standard's best case. README.md says how sure each of it is.
 using Profile = void (*)(Settings& settings);
 
+constexpr std::uint32_t kLateMs = 2;
+
 constexpr std::array kProfiles{
     Option<Profile>{"standard", [](Settings&) {}},
     Option<Profile>{"mlx5",
@@ -150,6 +152,7 @@ constexpr std::array kProfiles{
                       settings.atomics = Atomics::kDevice;
                       settings.rq_psn = RqPsn::kAccepted;
                       settings.renumbers_gids = true;
+                      settings.late_gpu_ms = kLateMs;
                     }},
     Option<Profile>{"bnxt_re",
                     [](Settings& settings) {
@@ -159,6 +162,7 @@ constexpr std::array kProfiles{
                       settings.flushes_late = true;
                       settings.has_gpu_atomics = false;
                       settings.renumbers_gids = true;
+                      settings.late_gpu_ms = kLateMs;
                     }},
     Option<Profile>{"irdma",
                     [](Settings& settings) {
@@ -167,6 +171,7 @@ constexpr std::array kProfiles{
                       settings.reuses_qps = false;
                       settings.rq_psn = RqPsn::kSet;
                       settings.renumbers_gids = true;
+                      settings.late_gpu_ms = kLateMs;
                       settings.retry_event = RetryEvent{IBV_EVENT_QP_FATAL, false};
                       settings.flushes_late = true;
                     }},
