@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "gpu_fixture.h"
+#include "support/wait.h"
 
 namespace verbatim::test {
 namespace {
@@ -111,6 +112,38 @@ void add(Endpoint& endpoint, const ibv_sge& result, const SendOptions& target, s
     ASSERT_EQ(post_atomic(endpoint.qp(), IBV_WR_ATOMIC_FETCH_AND_ADD, result, target, 1), 0);
     ASSERT_EQ(poll_one(endpoint.send_cq()).status, IBV_WC_SUCCESS);
   }
+}
+
+// Adds 1 to a word of GPU memory by this process through device 0, and by another one through `other_device`, `count`
+// times each. Returns the word.
+std::uint64_t sum_of_additions(unsigned other_device, std::uint64_t count) {
+  const Device own = open_device(0);
+  const Device other = open_device(other_device);
+  const PlacedRegion target(own.pd.get(), kLegacy0, 64);
+  const Mr target_of_other(reg_dmabuf(other.pd.get(), target.address(), 64));
+  const PlacedRegion result(own.pd.get(), kHost, 8);
+  target.write_word(0, 0);
+  Endpoint loop(own, gpu_endpoint());
+  Endpoint to_adder(other, gpu_endpoint());
+  connect(loop, loop);
+  Peer adder({.device = other_device, .memory = kHost, .access = kAtomicAccess});
+  GpuPeerPair::connect_peer(to_adder, adder);
+  adder.start_adding(count, {.remote_addr = target.address(), .rkey = target_of_other->rkey});
+  add(loop, result.sge(), target.target(), count);
+  adder.await_added();
+  return target.read_word(0);
+}
+
+TEST(GpuAtomics, SettingDevice_ThoseOfOneDeviceExcludeEachOtherOnly) {
+  check_in_new_process({{"SOFTVERBS_ATOMICS", "device"}}, [] {
+    constexpr std::uint64_t kCount = 50;
+    EXPECT_EQ(sum_of_additions(0, kCount), 2 * kCount);
+    bool has_lost = false;  // as soon as both have run at the same time
+    for (Wait patience(kPatience); !has_lost && !patience.is_over();) {
+      has_lost = sum_of_additions(1, kCount) < 2 * kCount;
+    }
+    EXPECT_TRUE(has_lost);
+  });
 }
 
 // One word of GPU memory is reached by two devices of this process, by a peer through this process's region, and
