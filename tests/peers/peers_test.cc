@@ -1,5 +1,4 @@
-// Which errors and warnings a process gets when its peer process is killed, stopped, late, fails or closes, and how
-// soon.
+// Which errors and warnings a process gets when its peer process is killed, stopped, late or fails, and how soon.
 #include <gtest/gtest.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -279,20 +278,6 @@ TEST_P(Peers, PeerFailed_ReasonIsReported) {
     close();
     return took;
   });
-}
-
-TEST_P(Peers, GracefulClose_IsNoError) {
-  setenv("VERBATIM_KEEPALIVE_S", "4", 1);
-  setenv("VERBATIM_STALL_WARN_S", "1", 1);
-  Process peer("closes", kVersion);
-  ASSERT_NO_FATAL_FAILURE(connect(peer));
-  std::this_thread::sleep_for(1500ms);
-  close();
-  EXPECT_TRUE(peer.write("", 1));
-  const Exit exit = peer.wait();
-  EXPECT_EQ(exit.status, 0);
-  EXPECT_EQ(exit.output, "");
-  EXPECT_TRUE(take_warnings().empty());
 }
 
 TEST_P(Peers, PeerIdle_IsNotReported) {

@@ -101,11 +101,6 @@ int run_role(const std::string& role, int api) {
   }
   net.dereg_mr(comm, mhandle);
   role == "sends" ? net.close_send(comm) : net.close_recv(comm);
-  if (role == "closes") {
-    report_ready();
-    char byte = 0;
-    static_cast<void>(!read(STDIN_FILENO, &byte, 1));
-  }
   net.finalize(context);
   return status;
 }

@@ -13,9 +13,8 @@ constexpr int kTag = 7;
 constexpr int kFailedResult = 100;
 
 // Roles of `peers`: "idles" accepts a connection, writes 'r' and does nothing. "idles-with-worker" also forks a worker
-// and writes its process ID. "receives" posts a receive and tests it until it is done or fails. "closes" accepts,
-// closes gracefully, writes 'r' and waits for a byte. "sends" reads a handle, connects, sends one message and tests it
-// until it is done or fails.
+// and writes its process ID. "receives" posts a receive and tests it until it is done or fails. "sends" reads a handle,
+// connects, sends one message and tests it until it is done or fails.
 //
 // Roles of `handshake_ends`: "accepts SIGNAL POINT" and "connects SIGNAL POINT" establish a connection, receive or send
 // one message and close. "connects" writes 'r' before it reads its handle. They send themselves the signal at this kill

@@ -1,16 +1,9 @@
-// When a stall is reported and with which cause: with the times of the test, and over connections.
+// When a stall is reported and with which cause, with the times of the test.
 #include "net/monitor/stall_detector.h"
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
 #include <string>
-#include <thread>
-
-#include "connected_comms.h"
-#include "support/log_capture.h"
 
 namespace verbatim {
 namespace {
@@ -233,94 +226,6 @@ TEST_F(StallDetectorTest, StalledBeyondFailTime_FailsWithFreshStatus) {
   ASSERT_TRUE(reply(sender(8, 1, ConnectionStatus::kTested)));
   ASSERT_EQ(check(receiver(8, 1)), Action::kFail);
   EXPECT_EQ(detector_.cause(), StallCause::kNetwork);
-}
-
-// Over connections with both ends in this process.
-class StallTest : public ::testing::Test {
- protected:
-  void TearDown() override {
-    for (const char* name : {"VERBATIM_STALL_WARN_S", "VERBATIM_STALL_FAIL_S"}) {
-      ::unsetenv(name);
-    }
-  }
-
-  // Drives the connection until so many warnings are logged.
-  template <typename Drive>
-  static std::vector<std::string> reports(const LogCapture& log, std::size_t count, Drive drive) {
-    ConnectedComms::eventually([&] {
-      drive();
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      return log.warnings().size() >= count;
-    });
-    return log.warnings();
-  }
-};
-
-TEST_F(StallTest, ReceiveNotPosted_SenderNamesReceiver) {
-  ::setenv("VERBATIM_STALL_WARN_S", "1", 1);
-  ConnectedComms link;
-  ASSERT_NO_FATAL_FAILURE(link.connect());
-  Buffers buffers(link, 8);
-  const LogCapture log;
-  const auto lines = reports(log, 1, [&] { buffers.isend(8); });
-  ASSERT_EQ(lines.size(), 1U);
-  std::printf("%s\n", lines[0].c_str());
-  EXPECT_NE(lines[0].find("pid " + std::to_string(::getpid()) + ") is late: its application has not posted"),
-            std::string::npos);
-  EXPECT_NE(lines[0].find("peer: 0 receives posted"), std::string::npos);
-  EXPECT_NE(lines[0].find("QPs in RTS"), std::string::npos);
-}
-
-TEST_F(StallTest, SendNotPosted_ReceiverNamesSender) {
-  ::setenv("VERBATIM_STALL_WARN_S", "1", 1);
-  ConnectedComms link;
-  ASSERT_NO_FATAL_FAILURE(link.connect());
-  Buffers buffers(link, 8);
-  Request* receive = buffers.irecv(8);
-  ASSERT_NE(receive, nullptr);
-  const LogCapture log;
-  const auto lines = reports(log, 1, [&] {
-    int done = 0;
-    RecvComm::test(*receive, &done, nullptr);
-  });
-  ASSERT_EQ(lines.size(), 1U);
-  std::printf("%s\n", lines[0].c_str());
-  EXPECT_NE(lines[0].find("is late: its application has not sent"), std::string::npos);
-  EXPECT_NE(lines[0].find("local: 1 receives posted (0 bytes received), 1 not arrived and tested,"), std::string::npos);
-  EXPECT_NE(lines[0].find("isend not called"), std::string::npos);
-}
-
-TEST_F(StallTest, TestNotCalled_NamesThisProcess) {
-  ::setenv("VERBATIM_STALL_WARN_S", "1", 1);
-  ConnectedComms link;
-  ASSERT_NO_FATAL_FAILURE(link.connect());
-  Buffers buffers(link, 8);
-  ASSERT_NE(buffers.irecv(8), nullptr);
-  ASSERT_NE(link.posted([&] { return buffers.isend(8); }), nullptr);
-  const LogCapture log;
-  const auto lines = reports(log, 1, [&] { link.send().progress(); });
-  ASSERT_EQ(lines.size(), 1U);
-  EXPECT_NE(lines[0].find("this process is late"), std::string::npos) << lines[0];
-}
-
-TEST_F(StallTest, StallBeyondFailTime_FailsBothEnds) {
-  ::setenv("VERBATIM_STALL_WARN_S", "0", 1);
-  ::setenv("VERBATIM_STALL_FAIL_S", "4", 1);  // what this thread has not done for 1 s counts as not done
-  ConnectedComms link;
-  ASSERT_NO_FATAL_FAILURE(link.connect());
-  Buffers buffers(link, 8);
-  ASSERT_NE(buffers.irecv(8), nullptr);
-  const LogCapture log;
-  reports(log, 2, [&] {
-    link.recv().progress();
-    buffers.isend(8, 99);  // no receive has this tag
-  });
-  ASSERT_NE(link.recv().error(), nullptr);
-  ASSERT_NE(link.send().error(), nullptr);
-  EXPECT_EQ(link.recv().error()->kind, ErrorKind::kRemote);
-  EXPECT_EQ(link.send().error()->kind, ErrorKind::kRemote);
-  EXPECT_NE(log.warnings()[0].find("VERBATIM_STALL_FAIL_S"), std::string::npos);
-  EXPECT_NE(log.warnings()[0].find("use different tags"), std::string::npos) << log.warnings()[0];
 }
 
 // The peer's application may call isend for the first time long after the entry was lost.

@@ -376,6 +376,10 @@ TEST(StallLine, StallBeyondFailTime_FailsBothEnds) {
       ends.test_receive();
       if (ends.link.recv().error() != nullptr) ends.isend();  // the sender reads its events when it is called
     });
+    for (const Error* error : {ends.link.recv().error(), ends.link.send().error()}) {
+      ASSERT_NE(error, nullptr);
+      EXPECT_EQ(error->kind, ErrorKind::kRemote);
+    }
   });
   const std::string why = "stalled for T (VERBATIM_STALL_FAIL_S): " + kPeer + " is late: its application has not sent";
   const std::string next = ". Next: look at HOST (pid #) first: its log says more. Path: " + kEnds +
