@@ -1,4 +1,5 @@
 // What reads, writes, waits for and closes descriptors. Files, which nobody waits for, are left to the kernel.
+#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/epoll.h>
@@ -11,6 +12,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstdint>
+#include <cstdio>
+#include <iterator>
 #include <string_view>
 
 #include "simulation/clock.h"
@@ -119,6 +122,39 @@ int simulated_open64(const char* path, int flags, unsigned mode) {
   const std::string_view name(path);
   if (fd >= 0 && name.starts_with("/proc/") && name.find("/fd/") != std::string_view::npos) descriptors().add_real(fd);
   return fd;
+}
+
+namespace {
+
+// Files of the kernel in which machines differ, and so what the plugin allocates for them. No run finds any.
+bool is_of_host(std::string_view path) {
+  constexpr std::string_view kBegins[] = {"/sys/", "/proc/modules", "/proc/self/cgroup", "/proc/self/status",
+                                          "/proc/sys/"};
+  return std::any_of(std::begin(kBegins), std::end(kBegins),
+                     [path](std::string_view begin) { return path.starts_with(begin); });
+}
+
+bool is_hidden(const char* path) {
+  const bool hides = is_of_host(path);
+  if (hides) errno = ENOENT;
+  return hides;
+}
+
+}  // namespace
+
+SIMULATE(FILE*, fopen64, (const char* path, const char* mode), (path, mode))
+FILE* simulated_fopen64(const char* path, const char* mode) {
+  return is_hidden(path) ? nullptr : next_fopen64(path, mode);
+}
+
+SIMULATE(DIR*, opendir, (const char* path), (path))
+DIR* simulated_opendir(const char* path) {
+  return is_hidden(path) ? nullptr : next_opendir(path);
+}
+
+SIMULATE(int, access, (const char* path, int mode), (path, mode))
+int simulated_access(const char* path, int mode) {
+  return is_hidden(path) ? -1 : next_access(path, mode);
 }
 
 // The kernel's queue is not the simulation's.

@@ -226,6 +226,20 @@ void unset_others() {
   for (const std::string& name : names) ::unsetenv(name.c_str());
 }
 
+// In a process of a run. The plugin has a string for each variable of the environment, and its calls for memory are
+// counted. So only those are left that it, softverbs or a plugin that mutates read.
+void unset_unread(const std::string& plugin) {
+  const bool mutates = std::filesystem::path(plugin).filename().string().find("mutate") != std::string::npos;
+  char** kept = environ;
+  for (char** each = environ; *each != nullptr; ++each) {
+    const std::string_view variable(*each);
+    const bool is_read = variable.starts_with("VERBATIM_") || variable.starts_with("SOFTVERBS_") ||
+                         variable.starts_with("MUTANT=") || (mutates && variable.starts_with("MUTATE"));
+    if (is_read) *kept++ = *each;
+  }
+  *kept = nullptr;
+}
+
 // The first numbers of QPs follow from the name of the directory, and lines with them cross the network: so the name is
 // the same for all runs, with any SOFTVERBS_NAMESPACE.
 constexpr const char* kNameOfDirectory = "/proc/self/cwd";
@@ -335,6 +349,7 @@ Plan plan_of(const Job& job, std::uint64_t seed) {
 
 bool run_job(const Job& job, std::size_t process) {
   if (::chdir(job.directory.c_str()) != 0) std::abort();
+  unset_unread(job.plugin);
   add_faults_of_softverbs(job.faults.clauses[process]);
   if (const char* const clauses = std::getenv("SOFTVERBS_FAULTS"); clauses != nullptr && job.prints_log) {
     std::fprintf(stderr, "  faults of process %zu: %s\n", process, clauses);
