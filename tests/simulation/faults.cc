@@ -165,23 +165,46 @@ class Events {
   std::size_t& drawn_;
 };
 
+// Of the link of a port.
+struct Outage {
+  std::size_t process = 0;
+  std::size_t port = 0;
+  Time begin = 0;
+  Time end = kNever;
+};
+
+// Whether all ports of a process that has several are down together when one of these begins.
+bool leave_no_port(const std::vector<Outage>& outages, const std::vector<std::size_t>& ports) {
+  constexpr Time kUntilItIsSeen = 20 * kMillisecond;  // that a link is back
+  return std::any_of(outages.begin(), outages.end(), [&](const Outage& last) {
+    std::set<std::size_t> down;
+    for (const Outage& each : outages) {
+      const bool lasts = each.end == kNever || last.begin <= each.end + kUntilItIsSeen;
+      if (each.process == last.process && each.begin <= last.begin && lasts) down.insert(each.port);
+    }
+    return down.size() > 1 && down.size() == ports[last.process];
+  });
+}
+
 // One to three outages; in one run of eight a link does not return.
 void draw_outages(Draw& draw, const JobPorts& job, Events& events, Faults& faults) {
   const std::vector<std::size_t>& ports = job.ports;
   constexpr Time kMargin = 2;  // a QP gives up a little earlier or later
   std::set<std::pair<std::size_t, std::size_t>> long_ones;
+  std::vector<Outage> outages;
   std::size_t short_ones = 0;
   for (std::size_t left = draw.one_in(2) ? 1 : 2 + draw.below(2); left > 0; --left) {
     const std::size_t process = draw.below(ports.size());
     const std::size_t port = draw.below(ports[process]);
     const bool returns = !draw.one_in(8);
     const Time length = draw_time(draw, 100 * kMicrosecond, 5 * kSecond);
-    std::string clause = "link-down device=" + std::to_string(port) +
-                         " at=" + in_us(draw_time(draw, 100 * kMicrosecond, 300 * kMillisecond));
+    const Time begin = draw_time(draw, 100 * kMicrosecond, 300 * kMillisecond);
+    std::string clause = "link-down device=" + std::to_string(port) + " at=" + in_us(begin);
     if (returns) clause += " for=" + in_us(length);
     const auto reconnect_s = returns ? 0U : 1 + static_cast<unsigned>(draw.below(10));
     if (!events.takes_next()) continue;
     add(faults.clauses[process], clause);
+    outages.push_back({process, port, begin, returns ? begin + length : kNever});
     if (!returns || length > retry_time(faults.timeout) / kMargin) {
       long_ones.insert({process, port});
     } else {
@@ -193,6 +216,7 @@ void draw_outages(Draw& draw, const JobPorts& job, Events& events, Faults& fault
   const bool goes_on = long_ones.empty() ||
                        (long_ones.size() == 1 && others_work && job.have_lanes && ports[long_ones.begin()->first] > 1);
   faults.may_end_job = faults.may_end_job || !goes_on;
+  faults.may_end_contexts = leave_no_port(outages, ports);
 }
 
 // One to three times a port loses the addresses of its interface, which its GIDs 2 and 3 are, for up to 5 s, or gets
@@ -550,7 +574,7 @@ bool Faults::explain(std::string_view line) const {
   }
   if (may_leave_no_port() && line.find(": port is DOWN") != std::string_view::npos) return true;
   if (verb.name != nullptr && line.find(verb.name) != std::string_view::npos) return true;
-  if (!may_end_job && !may_end_setup && !may_end_puts && !has_lost_any()) return false;
+  if (!may_end_job && !may_end_setup && !may_end_puts && !may_end_contexts && !has_lost_any()) return false;
   return has_any(line, consequences()) || std::any_of(kinds.begin(), kinds.end(), [line](Fault fault) {
            const Lines& lines = lines_of(fault);
            return has_any(line, lines.of_all) || (can_be_named(fault) && has_any(line, lines.causes));

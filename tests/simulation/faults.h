@@ -91,6 +91,7 @@ struct Faults {
   bool may_end_job = false;
   bool may_end_setup = false;
   bool may_end_puts = false;
+  bool may_end_contexts = false;  // of RMA, while they are created: at a process none of its ports works
 
   bool has_aborted(std::size_t process) const;
   bool has_aborted_any() const;

@@ -172,6 +172,11 @@ INSTANTIATE_TEST_SUITE_P(
         "--seed 48156 --faults loss,gid",                               // the GID is away at the first flush
         "--seed 28283 --faults port --operations 1",        // a lane has an event, the peer's other one, too
         "--seed 58407 --faults port/1,abort --parts puts",  // a rank aborts, and its port is down
+        // All ports of a rank are down while it, or another one, creates its contexts.
+        "--seed 186322 --faults port/1/3 --operations 1 --order 2",
+        "--seed 212999 --faults port/1/3 --operations 1 --order 1",
+        // A registration is refused while a put from other memory is under way.
+        "--seed 207712 --faults port/2,verb --operations 1 --order 1",
         // A lane fails, the other one works, and the ends cannot agree.
         "--seed 143633 --faults cut,gid --processes 1 --parts 0 --operations 1 --order 1"));
 

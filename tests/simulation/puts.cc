@@ -168,7 +168,8 @@ bool Rank::may_fail() const {
   const bool has_ended =
       std::any_of(handles_, handles_ + plan_.ranks, [](const Handle& each) { return each.is_given_up.load(); });
   const bool is_set_up = coll_ != nullptr && (has_sets_ || !faults_.may_change_gids());
-  return faults_.may_end_setup && (!is_set_up || has_ended);
+  return (faults_.may_end_setup && (!is_set_up || has_ended)) ||
+         (faults_.may_end_contexts && (!has_sets_ || has_ended));
 }
 
 void Rank::run() {
@@ -256,7 +257,9 @@ void Rank::close(void* instance) {
     if (memory.mhandle == nullptr) return;
     call_("table deregMrSym", [&] { return net_.dereg_mr(coll_, memory.mhandle); });
   };
-  const bool are_under_way = !plan_.tests_all || has_aborted();
+  const bool are_under_way =
+      !plan_.tests_all || has_aborted() ||
+      std::any_of(sets_.begin(), sets_.end(), [](const Set& set) { return !set.requests.empty(); });
   if (are_under_way) destroy();  // they use the memory
   deregister(signals_);
   for (const Memory& window : windows_) deregister(window);
