@@ -48,7 +48,8 @@ int simulated_timerfd_settime(int fd, int flags, const itimerspec* time, itimers
   }
   step("timerfd_settime");
   *end = duration_of(time->it_value) == 0 ? kNever : time_of(CLOCK_MONOTONIC, time->it_value);
-  descriptors_changed();
+  wake(kAnyDescriptor);
+  note_activity();
   record("timerfd_settime", 0);
   return 0;
 }

@@ -23,9 +23,12 @@ constexpr std::size_t kMaxThreads = 1024;
 constexpr Time kCallTime = 60;
 // A thread that polled this often without an event of another one does so in vain.
 constexpr unsigned kVainPolls = 2;
-// By which time goes on while threads poll, from the first time to the last: it doubles until something happens.
+// By which time goes on while threads poll, from the first time to the last: it doubles until something happens. When
+// nothing has happened for long, it is a tenth of that time at most.
 constexpr Time kFirstPause = 2 * kMicrosecond;
 constexpr Time kLastPause = 10 * kMillisecond;
+constexpr Time kLongestPause = 100 * kMillisecond;
+constexpr Time kLong = 10 * kLastPause;
 
 constexpr const char* kBeyondLimit = "the run has not ended within the limit of virtual time";
 
@@ -43,6 +46,7 @@ struct Thread {
   bool polls = false;                 // has found nothing, and has done nothing else since
   std::uint64_t polled_activity = 0;  // Run::activity when it polled last
   unsigned vain_polls = 0;            // since then
+  bool is_periodic = false;
   unsigned keeps_turn = 0;
   pthread_t handle{};
   char name[16] = "";
@@ -56,6 +60,8 @@ struct Run {
   std::uint64_t switches_one_in = 1;  // of the steps; each seed has its own
   std::uint64_t activity = 0;         // counts what a thread that polls may have to look at
   Time pause = kFirstPause;
+  Time progress_at = 0;  // when something has happened last
+  Time polled_at = 0;    // when those that poll have looked again because of the time
   std::array<std::uint64_t, kMostProcessesThatDie> steps{};  // of each process
   std::array<Time, kMostProcessesThatDie> deaths{};          // 0: it has not died
   std::size_t running = 0;                                   // the thread that has the turn
@@ -105,6 +111,15 @@ void add_to_hash(std::uint64_t value) {
   hash ^= hash >> 29;
 }
 
+void reset_pause() {
+  g_run->pause = kFirstPause;
+  g_run->progress_at = g_run->now;
+}
+
+bool is_long_in_vain() {
+  return g_run->now - g_run->progress_at >= kLong;
+}
+
 bool is_alive(const Thread& thread) {
   return thread.state != State::kUnused && thread.state != State::kEnded;
 }
@@ -140,9 +155,15 @@ const char* advance_time() {
     polling = polling || thread.state == State::kPolling;
   });
   if (polling) {
-    next = std::min(next, g_run->now + g_run->pause);
-    g_run->pause = std::min(2 * g_run->pause, kLastPause);
-    ++g_run->activity;
+    const Time begin = is_long_in_vain() ? g_run->polled_at : g_run->now;
+    const bool others_are_first = next < begin + g_run->pause;
+    if (!others_are_first) next = std::max(g_run->now, begin + g_run->pause);
+    if (!others_are_first || !is_long_in_vain()) {
+      const Time longest = std::clamp((g_run->now - g_run->progress_at) / 10, kLastPause, kLongestPause);
+      g_run->pause = std::min(2 * g_run->pause, longest);
+      g_run->polled_at = next;
+      ++g_run->activity;
+    }
   }
   if (next == kNever) return "deadlock: every thread waits, and none has a deadline";
   g_run->now = next;
@@ -198,7 +219,7 @@ void die_if_planned() {
   record("death", static_cast<std::int64_t>(g_run->steps[g_process]));
   g_run->deaths[g_process] = g_run->now;
   ++g_run->activity;
-  g_run->pause = kFirstPause;
+  reset_pause();
   _exit(kExitOfDeath);
 }
 
@@ -206,7 +227,7 @@ void pass_time(const char* call) {
   die_if_planned();
   set_call(call);
   g_run->now += kCallTime + next_random() % kCallTime;
-  if (!self->polls) ++g_run->activity;
+  if (!self->polls && !(self->is_periodic && is_long_in_vain())) ++g_run->activity;
 }
 
 }  // namespace
@@ -344,9 +365,18 @@ void poll_in_vain(const char* call) {
 }
 
 void note_progress() {
+  note_activity();
+  reset_pause();
+}
+
+void note_activity() {
   ++g_run->activity;
-  g_run->pause = kFirstPause;
+  if (!is_long_in_vain()) g_run->pause = kFirstPause;
   if (self != nullptr) self->polls = false;
+}
+
+void set_periodic() {
+  if (self != nullptr) self->is_periodic = true;
 }
 
 KeepTurn::KeepTurn() {
@@ -383,7 +413,7 @@ void end_thread() {
   Thread& me = *self;
   record("end of the thread", 0);
   me.state = State::kEnded;
-  note_progress();
+  note_activity();
   wake(reinterpret_cast<std::uintptr_t>(&me));
   Thread& next = choose();
   self = nullptr;

@@ -262,6 +262,26 @@ TEST(Scheduler, TwoThreadsPollForEachOther_TimeDoesNotRunAway) {
   EXPECT_TRUE(result.passed);
 }
 
+TEST(Scheduler, PollForLong_LooksLessOftenAlsoBesideThreadsThatOnlyLetTimePass) {
+  const Result result = run({}, [] {
+    long polls = 0;
+    std::atomic<bool> ends = false;
+    std::thread periodic([&] {
+      set_periodic();
+      while (!ends) std::this_thread::sleep_for(10ms);
+    });
+    while (now() < 60 * kSecond) {
+      ::sched_yield();
+      ++polls;
+    }
+    ends = true;
+    periodic.join();
+    return polls < 3000;
+  });
+  EXPECT_TRUE(result.passed);
+  EXPECT_LT(result.outcome.ended, 61 * kSecond);
+}
+
 TEST(Scheduler, OnceThatSleeps_OthersWaitInTheSimulation) {
   for (std::uint64_t seed = 1; seed <= 10; ++seed) {
     const Result result = run({.seed = seed}, [] {

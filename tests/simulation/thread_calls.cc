@@ -168,7 +168,7 @@ namespace {
 int wake_waiters(const char* call, const pthread_cond_t* condition, std::size_t count) {
   step(call);
   const std::size_t woken = wake(key(condition), count);
-  if (woken != 0) note_progress();
+  if (woken != 0) note_activity();
   record(call, static_cast<std::int64_t>(woken));
   return 0;
 }
@@ -244,7 +244,7 @@ long simulated_futex(std::uint32_t* word, int operation, std::uint32_t value, co
     case FUTEX_WAKE: {
       step("futex wake");
       const auto woken = static_cast<long>(wake(object, is_private ? value : SIZE_MAX));
-      if (woken != 0) note_progress();
+      if (woken != 0) note_activity();
       record("futex wake", woken);
       return woken;
     }
