@@ -6,8 +6,6 @@
 #include <chrono>
 #include <cstdlib>
 
-#include "simulation/scheduler.h"
-
 namespace simulation {
 namespace {
 
@@ -54,7 +52,6 @@ DeviceClock::~DeviceClock() {
 }
 
 void DeviceClock::run() {
-  set_periodic();
   std::unique_lock lock(mutex_);
   while (!changed_.wait_for(lock, kPeriod, [this] { return ends_; })) {
     ibv_wc completion{};

@@ -173,49 +173,101 @@ struct Outage {
   Time end = kNever;
 };
 
+Time after(Time end, Time duration) {
+  return end == kNever ? kNever : end + duration;
+}
+
 // Whether all ports of a process that has several are down together when one of these begins.
 bool leave_no_port(const std::vector<Outage>& outages, const std::vector<std::size_t>& ports) {
   constexpr Time kUntilItIsSeen = 20 * kMillisecond;  // that a link is back
   return std::any_of(outages.begin(), outages.end(), [&](const Outage& last) {
     std::set<std::size_t> down;
     for (const Outage& each : outages) {
-      const bool lasts = each.end == kNever || last.begin <= each.end + kUntilItIsSeen;
-      if (each.process == last.process && each.begin <= last.begin && lasts) down.insert(each.port);
+      if (each.process == last.process && each.begin <= last.begin && last.begin <= after(each.end, kUntilItIsSeen)) {
+        down.insert(each.port);
+      }
     }
     return down.size() > 1 && down.size() == ports[last.process];
   });
 }
 
+// From the end of an outage until its lanes carry data again.
+Time return_time(unsigned timeout) {
+  return kSecond + retry_time(timeout);
+}
+
+// Whether while one lasts that is long enough for a lane to fail, and until its lanes are back, all other ports work.
+bool leave_a_lane(const std::vector<Outage>& outages, const JobPorts& job, const Faults& faults) {
+  const unsigned timeout = faults.timeout;
+  const bool have_lanes = job.have_lanes && !faults.kinds.contains(Fault::kGid);
+  constexpr Time kMargin = 2;  // a QP gives up a little earlier or later
+  return std::all_of(outages.begin(), outages.end(), [&](const Outage& lost) {
+    if (lost.end - lost.begin <= retry_time(timeout) / kMargin) return true;
+    const Time end = after(lost.end, return_time(timeout));
+    return have_lanes && job.ports[lost.process] > 1 &&
+           std::none_of(outages.begin(), outages.end(), [&](const Outage& other) {
+             const bool is_another = other.process != lost.process || other.port != lost.port;
+             return is_another && other.begin <= end && after(other.end, return_time(timeout)) >= lost.begin;
+           });
+  });
+}
+
+void add_outage(const Outage& outage, std::vector<Outage>& outages, Faults& faults) {
+  std::string clause = "link-down device=" + std::to_string(outage.port) + " at=" + in_us(outage.begin);
+  if (outage.end != kNever) clause += " for=" + in_us(outage.end - outage.begin);
+  add(faults.clauses[outage.process], clause);
+  outages.push_back(outage);
+}
+
+// In half of the runs a port of a process loses its link for longer than a QP tries, and then, when its lanes may be
+// back or a little later, one does again, up to twice; the last one may not return. What the job exchanges goes on
+// after each of them.
+void draw_returns(Draw& draw, const JobPorts& job, Events& events, std::vector<Outage>& outages, Faults& faults) {
+  const bool happens = draw.one_in(2);
+  std::size_t process = draw.below(job.ports.size());
+  const std::size_t other = draw.below(job.ports.size());
+  if (job.ports[other] > job.ports[process]) process = other;
+  const std::size_t rounds = 2 + draw.below(2);
+  constexpr unsigned kMostTimeout = 14;  // so that the run is short
+  const unsigned timeout = std::min(faults.timeout, kMostTimeout);
+  Time at = 0;
+  for (const Outage& each : outages) at = each.end == kNever ? at : std::max(at, each.end);
+  for (std::size_t i = 0; i < rounds; ++i) {
+    const Time begin = at + draw_time(draw, 100 * kMicrosecond, 100 * kMillisecond);
+    const Time length = retry_time(timeout) + draw_time(draw, kMillisecond, 2 * kSecond);
+    const bool returns = i + 1 < rounds || draw.one_in(2);
+    const Outage outage{process, draw.below(job.ports[process]), begin, returns ? begin + length : kNever};
+    const bool is_early = draw.one_in(4);  // the lanes are not back yet
+    const Time rest = is_early ? draw_time(draw, kMillisecond, kSecond)
+                               : return_time(timeout) + draw_time(draw, 10 * kMillisecond, 2 * kSecond);
+    const auto reconnect_s = 2 + static_cast<unsigned>(draw.below(9));
+    at = begin + length + rest;
+    if (!happens || !events.takes_next()) continue;
+    add_outage(outage, outages, faults);
+    faults.timeout = timeout;
+    faults.pauses.push_back(begin);
+    if (returns) faults.pauses.push_back(at);
+    if (!returns) faults.reconnect_s = std::max(faults.reconnect_s, reconnect_s);
+  }
+}
+
 // One to three outages; in one run of eight a link does not return.
 void draw_outages(Draw& draw, const JobPorts& job, Events& events, Faults& faults) {
   const std::vector<std::size_t>& ports = job.ports;
-  constexpr Time kMargin = 2;  // a QP gives up a little earlier or later
-  std::set<std::pair<std::size_t, std::size_t>> long_ones;
   std::vector<Outage> outages;
-  std::size_t short_ones = 0;
   for (std::size_t left = draw.one_in(2) ? 1 : 2 + draw.below(2); left > 0; --left) {
     const std::size_t process = draw.below(ports.size());
     const std::size_t port = draw.below(ports[process]);
     const bool returns = !draw.one_in(8);
     const Time length = draw_time(draw, 100 * kMicrosecond, 5 * kSecond);
     const Time begin = draw_time(draw, 100 * kMicrosecond, 300 * kMillisecond);
-    std::string clause = "link-down device=" + std::to_string(port) + " at=" + in_us(begin);
-    if (returns) clause += " for=" + in_us(length);
     const auto reconnect_s = returns ? 0U : 1 + static_cast<unsigned>(draw.below(10));
     if (!events.takes_next()) continue;
-    add(faults.clauses[process], clause);
-    outages.push_back({process, port, begin, returns ? begin + length : kNever});
-    if (!returns || length > retry_time(faults.timeout) / kMargin) {
-      long_ones.insert({process, port});
-    } else {
-      ++short_ones;
-    }
+    add_outage({process, port, begin, returns ? begin + length : kNever}, outages, faults);
     if (!returns) faults.reconnect_s = reconnect_s;
   }
-  const bool others_work = short_ones == 0 && !faults.kinds.contains(Fault::kGid);
-  const bool goes_on = long_ones.empty() ||
-                       (long_ones.size() == 1 && others_work && job.have_lanes && ports[long_ones.begin()->first] > 1);
-  faults.may_end_job = faults.may_end_job || !goes_on;
+  draw_returns(draw, job, events, outages, faults);
+  faults.may_end_job = faults.may_end_job || !leave_a_lane(outages, job, faults);
   faults.may_end_contexts = leave_no_port(outages, ports);
 }
 
@@ -259,7 +311,7 @@ void draw_gid_changes(Draw& draw, const JobPorts& job, Events& events, Faults& f
       add(clauses, clause.append(" at=").append(in_us(begin + absence)));
     }
   }
-  if (waits) faults.second_half_at = last + draw_time(draw, 200 * kMillisecond, 4 * kSecond);
+  if (waits) faults.pauses.push_back(last + draw_time(draw, 200 * kMillisecond, 4 * kSecond));
 }
 
 // Connections are counted in the order in which they are made.
@@ -502,6 +554,7 @@ Faults draw_faults(std::uint64_t seed, const JobPorts& job, const std::optional<
     Events events(fault, chosen.events, faults.events[fault]);
     draw_fault(draw, fault, job, events, faults);
   }
+  std::sort(faults.pauses.begin(), faults.pauses.end());
   const bool has_tcp_faults = faults.tcp.break_count + faults.tcp.outage_count != 0;
   if (has_tcp_faults) faults.tcp.interfaces = 1 + chooser.below(kInterfaces);
   // Without TCP the ends cannot agree about a lane.
@@ -541,6 +594,12 @@ bool Faults::allow(std::string_view line) const {
          });
 }
 
+Time Faults::begin_of(std::size_t number, std::size_t count) const {
+  std::size_t part = 0;
+  while (part < pauses.size() && number >= (part + 1) * count / (pauses.size() + 1)) ++part;
+  return part == 0 ? 0 : pauses[part - 1];
+}
+
 bool Faults::has_aborted(std::size_t process) const {
   if (process >= aborts.size()) return false;
   const Abort& abort = aborts[process];
@@ -566,6 +625,12 @@ bool Faults::has_left(std::size_t process) const {
   return counts.closes_early[process] || (may_be_unheard() && counts.has_failed_call[process]);
 }
 
+// Each link returns long before VERBATIM_RECONNECT_S has passed, and nothing else keeps its lanes from being made
+// again.
+bool Faults::must_lanes_return() const {
+  return reconnect_s == 0 && std::all_of(kinds.begin(), kinds.end(), [](Fault fault) { return fault <= Fault::kPort; });
+}
+
 bool Faults::explain(std::string_view line) const {
   const bool is_unanswered = line.find("transport retry counter exceeded") != std::string_view::npos;
   for (std::size_t process = 0; process < dies_at.size(); ++process) {
@@ -575,6 +640,7 @@ bool Faults::explain(std::string_view line) const {
   if (may_leave_no_port() && line.find(": port is DOWN") != std::string_view::npos) return true;
   if (verb.name != nullptr && line.find(verb.name) != std::string_view::npos) return true;
   if (!may_end_job && !may_end_setup && !may_end_puts && !may_end_contexts && !has_lost_any()) return false;
+  if (must_lanes_return() && line.find(" has come back within ") != std::string_view::npos) return false;
   return has_any(line, consequences()) || std::any_of(kinds.begin(), kinds.end(), [line](Fault fault) {
            const Lines& lines = lines_of(fault);
            return has_any(line, lines.of_all) || (can_be_named(fault) && has_any(line, lines.causes));

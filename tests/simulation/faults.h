@@ -63,7 +63,7 @@ struct Faults {
   unsigned timeout = 0;                 // VERBATIM_TIMEOUT; 0: the default
   unsigned reconnect_s = 0;             // VERBATIM_RECONNECT_S; 0: the default
   unsigned keepalive_s = 0;             // VERBATIM_KEEPALIVE_S; 0: the default
-  Time second_half_at = 0;              // when the second half of what a job exchanges begins, at the earliest
+  std::vector<Time> pauses;             // what a job exchanges has one more part, and each one begins at its time
   TcpFaults tcp;
   std::array<std::uint64_t, kMostProcessesThatDie> dies_at{};  // as Plan has it
   // When the application of a process goes on to close all: at a time, or when so many of its messages, puts, signals
@@ -93,6 +93,8 @@ struct Faults {
   bool may_end_puts = false;
   bool may_end_contexts = false;  // of RMA, while they are created: at a process none of its ports works
 
+  // Of `count` messages or operations of a thread, at the earliest.
+  Time begin_of(std::size_t number, std::size_t count) const;
   bool has_aborted(std::size_t process) const;
   bool has_aborted_any() const;
   // Whether it has died or aborted in this run.
@@ -103,6 +105,7 @@ struct Faults {
   // Whether its QPs may be gone while others post to them, which may not know.
   bool has_left(std::size_t process) const;
   bool may_be_unheard() const;
+  bool must_lanes_return() const;
   // At the begin of a process.
   bool may_leave_no_port() const { return kinds.contains(Fault::kPort) || kinds.contains(Fault::kGid); }
   // Then what is connected may find that its addresses have gone, until it has worked.

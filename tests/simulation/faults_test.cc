@@ -54,6 +54,8 @@ Job draw_lost_port(std::uint64_t& seed, const char* library = "MUTATE_PLUGIN") {
   job.connections.front().receiver = 1;
   job.connections.resize(1);
   job.faults.clauses = {"link-down device=0 after=20 op=write_imm,write", ""};
+  job.faults.pauses.clear();
+  job.faults.reconnect_s = 2;
   job.faults.may_end_job = true;
   ::setenv("VERBATIM_RECONNECT_S", "2", 1);
   ::setenv("VERBATIM_COMPLETION", "imm", 1);
@@ -192,6 +194,20 @@ TEST(Faults, PortThatDoesNotReturn_BothEndsFailWithTheCause) {
   EXPECT_TRUE(captured.result.passed) << captured.text;
   EXPECT_EQ(fault_counts().happened[static_cast<std::size_t>(Fault::kPort)], 1U);
   EXPECT_EQ(fault_counts().failed_processes, 2U);
+}
+
+TEST(Faults, PortThatReturns_IsUsedAgainAndMayFailAgain) {
+  const Choice choice{.seed = 6, .faults = ChosenFaults{{Fault::kPort}, {}}};
+  Job job = draw_job(choice, plugin());
+  job.prints_log = true;
+  Plan plan = plan_of(job, choice.seed);
+  plan.trace = false;
+  const CapturedRun captured =
+      captured_run(plan, job.processes, [&](std::size_t process) { return run_job(job, process); });
+  EXPECT_TRUE(captured.result.passed) << captured.text;
+  const std::size_t back = captured.text.find(" is back after ");
+  ASSERT_NE(back, std::string::npos) << captured.text;
+  EXPECT_NE(captured.text.find("lane 1 of 1 is down", back), std::string::npos) << captured.text;
 }
 
 TEST(Faults, PortThatIsDownAtTheBegin_IsNamed) {

@@ -160,17 +160,17 @@ INSTANTIATE_TEST_SUITE_P(
         "--seed 187 --faults memory",                         // the burst of QPs is given up
         "--seed 629 --faults memory --operations 1",          // likewise
         "--seed 1128 --faults port/3 --operations 1",         // no lane of RMA comes back
-        "--seed 80 --faults port,memory --operations 1",      // no memory for the shares of the lanes that work
+        "--seed 80 --faults port/1/2,memory --operations 1",  // no memory for the shares of the lanes that work
         // The peer has ended, and neither a lane nor the side channel comes back.
         "--seed 5672 --faults loss/2,cut,death --parts 0,puts --operations 16 --order 1",
-        "--seed 3057 --faults port,hang --parts 0 --operations 1",      // the link is down at init
-        "--seed 3166 --faults port,unanswered",                         // no lane, and no answer over TCP
-        "--seed 18083 --faults port,hang",                              // there are fewer devices to merge
+        "--seed 3057 --faults port/1,hang --parts 0 --operations 1",    // the link is down at init
+        "--seed 3166 --faults port/1/2/3,unanswered",                   // no lane, and no answer over TCP
+        "--seed 18083 --faults port/1,hang",                            // there are fewer devices to merge
         "--seed 4928 --faults verb --processes 2 --operations 1",       // a trial of a reset QP is refused
         "--seed 8933 --faults port/2,memory --operations 1 --order 6",  // no memory for a lane of RMA
         "--seed 19253 --faults unanswered,verb --operations 4",         // an end has failed, and its process goes on
         "--seed 48156 --faults loss,gid",                               // the GID is away at the first flush
-        "--seed 28283 --faults port --operations 1",        // a lane has an event, the peer's other one, too
+        "--seed 28283 --faults port/1/2 --operations 1",    // a lane has an event, the peer's other one, too
         "--seed 58407 --faults port/1,abort --parts puts",  // a rank aborts, and its port is down
         // All ports of a rank are down while it, or another one, creates its contexts.
         "--seed 186322 --faults port/1/3 --operations 1 --order 2",
@@ -210,7 +210,7 @@ INSTANTIATE_TEST_SUITE_P(
     Simulation, FailedOnceWithLosses,
     testing::Values(
         // A process with a failed connection ends.
-        RunWithLosses{"--seed 45893 --faults loss,port,abort", {nullptr, nullptr, "0.01"}},
+        RunWithLosses{"--seed 45893 --faults loss,port/1/2/3,abort", {nullptr, nullptr, "0.01"}},
         // The peer has ended, its host acknowledges nothing, and no new side channel is answered.
         RunWithLosses{"--seed 22072 --faults loss/1,cut,abort --parts 3 --operations 16 --order 2", {"0.09"}},
         // A rank for which there is nothing to wait for closes, and one that has aborted still puts to it.

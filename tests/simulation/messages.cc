@@ -135,7 +135,7 @@ bool Connection::add_buffers(End& end) {
 
 bool Connection::make_progress(End& end, bool& moved) {
   while (end.next < plan_.groups.size()) {
-    if (end.next >= plan_.groups.size() / 2 && now() < faults_.second_half_at) break;
+    if (now() < faults_.begin_of(end.next, plan_.groups.size())) break;
     Slot& slot = end.slots[end.next % kSlots];
     if (slot.in_use && slot.group != end.next) break;
     if (!slot.in_use) begin(end, slot, end.next);

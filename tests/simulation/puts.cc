@@ -296,7 +296,7 @@ void Rank::exchange(Set& set) {
 bool Rank::begin(Set& set, bool& moved) {
   while (set.next < set.own.size() && set.requests.size() < plan_.under_way) {
     const Operation& operation = *set.own[set.next];
-    if (set.next >= set.own.size() / 2 && now() < faults_.second_half_at) break;
+    if (now() < faults_.begin_of(set.next, set.own.size())) break;
     if (!may_begin(set, operation)) break;
     void* request = nullptr;
     if (!begin_one(set, operation, request)) return false;

@@ -46,7 +46,6 @@ struct Thread {
   bool polls = false;                 // has found nothing, and has done nothing else since
   std::uint64_t polled_activity = 0;  // Run::activity when it polled last
   unsigned vain_polls = 0;            // since then
-  bool is_periodic = false;
   unsigned keeps_turn = 0;
   pthread_t handle{};
   char name[16] = "";
@@ -227,7 +226,7 @@ void pass_time(const char* call) {
   die_if_planned();
   set_call(call);
   g_run->now += kCallTime + next_random() % kCallTime;
-  if (!self->polls && !(self->is_periodic && is_long_in_vain())) ++g_run->activity;
+  if (!self->polls && !is_long_in_vain()) ++g_run->activity;
 }
 
 }  // namespace
@@ -365,18 +364,16 @@ void poll_in_vain(const char* call) {
 }
 
 void note_progress() {
-  note_activity();
   reset_pause();
+  note_activity();
 }
 
 void note_activity() {
-  ++g_run->activity;
-  if (!is_long_in_vain()) g_run->pause = kFirstPause;
+  if (!is_long_in_vain()) {
+    ++g_run->activity;
+    g_run->pause = kFirstPause;
+  }
   if (self != nullptr) self->polls = false;
-}
-
-void set_periodic() {
-  if (self != nullptr) self->is_periodic = true;
 }
 
 KeepTurn::KeepTurn() {

@@ -86,12 +86,9 @@ std::size_t wake(std::uintptr_t object, std::size_t count = SIZE_MAX);
 void poll_in_vain(const char* call);
 // What others poll for may have come.
 void note_progress();
-// Likewise, but threads that only wake each other go on for ever: when nothing else has happened for long, others poll
-// no sooner again.
+// Likewise, but threads that only wake each other go on for ever: when nothing else has happened for long, neither this
+// nor a step of a thread is a reason for others to poll sooner again.
 void note_activity();
-// This thread only lets time pass for others: when nothing has happened for long, its calls are no reason to poll
-// again.
-void set_periodic();
 
 // While such an object exists, step() does not give the turn away: the thread holds a lock of the loader.
 class KeepTurn {
