@@ -163,15 +163,18 @@ TEST(Faults, MemoryThatIsRefusedUnplanned_IsFound) {
 
 // It is the same call on all machines.
 TEST(Faults, MemoryThatIsRefused_DoesNotDependOnOtherVariables) {
-  std::uint64_t seed = 1;
-  Job job = draw_messages(seed, {Fault::kMemory});
-  job.faults.memory = {.process = 0, .nth = 300};
-  const CapturedRun first = run_with(job, seed);
+  const auto run_once = [] {
+    std::uint64_t seed = 1;
+    Job job = draw_messages(seed, {Fault::kMemory});
+    job.faults.memory = {.process = 0, .nth = 450};  // behind the settings
+    return run_with(job, seed);
+  };
+  const CapturedRun first = run_once();
   const auto name = [](int number) { return "A_VARIABLE_OF_ANOTHER_PROGRAM_" + std::to_string(number); };
   for (int i = 0; i < 50; ++i) ::setenv(name(i).c_str(), "with a value", 1);
-  const CapturedRun second = run_with(job, seed);
+  const CapturedRun second = run_once();
   for (int i = 0; i < 50; ++i) ::unsetenv(name(i).c_str());
-  EXPECT_EQ(fault_counts().happened[static_cast<std::size_t>(Fault::kMemory)], 2U);
+  EXPECT_EQ(fault_counts().happened[static_cast<std::size_t>(Fault::kMemory)], 1U);
   EXPECT_EQ(first.result.outcome.hash, second.result.outcome.hash) << first.text << second.text;
 }
 
