@@ -258,23 +258,15 @@ void LaneRenewal::give_up(std::size_t lane) {
 bool LaneRenewal::waits_for_others(bool hears_peer) const {
   const MutexLock lock(mutex_);
   if (lanes_ == nullptr) return hears_peer;
-  return std::ranges::any_of(std::span(lanes_.get(), count_), [&](const Lane& lane) {
-    switch (lane.step) {
-      case Step::kReady:
-        return true;
-      case Step::kIdle:
-        return hears_peer;
-      case Step::kOffered:
-        return hears_peer && !has_remote(lane);
-      case Step::kPause:
-        return hears_peer && !sends_ && !has_remote(lane);
-      case Step::kAdopted:
-        return hears_peer && !sends_;
-      case Step::kMaking:
-        break;
-    }
-    return false;
-  });
+  const std::span<const Lane> lanes(lanes_.get(), count_);
+  const auto for_application = [&](const Lane& lane) {
+    return lane.step == Step::kReady ||
+           (hears_peer && (lane.step == Step::kIdle || (lane.step == Step::kAdopted && !sends_)));
+  };
+  const auto for_peer = [&](const Lane& lane) {
+    return lane.step == (sends_ ? Step::kOffered : Step::kPause) && !has_remote(lane);
+  };
+  return std::ranges::any_of(lanes, for_application) || (hears_peer && std::ranges::all_of(lanes, for_peer));
 }
 
 }  // namespace verbatim

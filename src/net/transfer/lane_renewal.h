@@ -72,8 +72,9 @@ class LaneRenewal {
   void cancel(std::size_t lane, std::uint32_t round) VERBATIM_EXCLUDES(mutex_);
   // The link of a port has come up, or its addresses have changed: an offer may not be true any more.
   void look_again() VERBATIM_EXCLUDES(mutex_);
-  // Whether a lane only waits for the peer, or for an application that makes no calls. Then a comm without a lane can
-  // wait: the peer knows better. `hears_peer`: over the side channel; else the peer may have ended.
+  // Whether all lanes only wait for the peer, or one for an application that makes no calls, here or there. Then a comm
+  // without a lane can wait: the peer knows better. Else both ends might wait for each other. `hears_peer`: over the
+  // side channel; else the peer may have ended.
   bool waits_for_others(bool hears_peer) const VERBATIM_EXCLUDES(mutex_);
   // When renew() has something to do; kNever: nothing.
   std::uint64_t due_ns() const VERBATIM_EXCLUDES(mutex_);

@@ -514,6 +514,23 @@ TEST(OneLane, OutageIsTooLong_BothEndsSaySo) {
   EXPECT_GE(count_lines(output, "no lane to the peer ", " has come back within 1 s (VERBATIM_RECONNECT_S)"), 1U);
 }
 
+// Each end waits for the other one on one lane, and for its own port on the other one.
+TEST(LaneReturns, EachEndHasLostAPort_BothEndsSaySo) {
+  test::Variables variables = kFourDevices;
+  variables.emplace_back("VERBATIM_RECONNECT_S", "1");
+  const std::string output = in_child(
+      "link-down device=2 after=40; link-down device=1 after=40",
+      [] {
+        Traffic traffic(2, 2, 2);
+        traffic.rounds(1);
+        EXPECT_TRUE(traffic.fails());
+        EXPECT_TRUE(ConnectedComms::fails(traffic.link.send()));
+        EXPECT_TRUE(ConnectedComms::fails(traffic.link.recv()));
+      },
+      variables);
+  EXPECT_GE(count_lines(output, "no lane to the peer ", " has come back within 1 s (VERBATIM_RECONNECT_S)"), 1U);
+}
+
 // The event of a QP is a consequence of the outage, that of the device is not.
 TEST(OneLane, DeviceFailsInTheOutage_ConnectionFails) {
   const std::string output = in_child(from_message("drop-request device=0", 8), [] {
