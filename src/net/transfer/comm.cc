@@ -40,7 +40,6 @@ wire::Hello Comm::hello() const {
 }
 
 Result<std::unique_ptr<MemoryHandle>> Comm::register_memory(const MrRequest& request) {
-  if (request.type != MemoryType::kHost) device_memory_.store(true, std::memory_order_relaxed);
   return verbatim::register_memory(endpoint_.ports(), request);
 }
 

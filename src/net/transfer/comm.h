@@ -440,8 +440,7 @@ class Comm {
   bool probe_was_answered_ = false;  // one of several that are outstanding
   CommObserver* observer_ = nullptr;
   SingleWriter<std::uint32_t> pings_left_;
-  bool recovering_ = false;                 // a lane has failed, and what is missing is not posted again
-  std::atomic<bool> device_memory_{false};  // has been registered
+  bool recovering_ = false;  // a lane has failed, and what is missing is not posted again
   // Held while the data path replaces QPs of the endpoint, and where other threads read them. DeviceCalls alone
   // destroys QPs that were replaced.
   mutable Mutex qps_mutex_;

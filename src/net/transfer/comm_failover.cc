@@ -14,8 +14,8 @@ namespace {
 
 // The completion, or the peer's word, that says why work requests were flushed may come this much later.
 constexpr std::uint64_t kCauseWaitNs = 500 * kNanosecondsPerMillisecond;
-// A NIC does not wait until its writes have arrived in GPU memory, and says so only by a READ over the same port.
-// This is longer than a write stays on a bus.
+// A NIC does not wait until its writes have arrived in memory, and the completion of a QP in ERR does not say so where
+// a driver makes it in software. This is longer than a write stays on a bus.
 constexpr std::uint64_t kLateBytesNs = 10 * kNanosecondsPerMillisecond;
 
 }  // namespace
@@ -392,8 +392,7 @@ void Comm::process_lanes(bool all_polled) noexcept {
 
 void Comm::advance_lanes(bool all_polled) {
   receive_lane_notices();
-  const bool may_be_late = kind_ == CommKind::kRecv && device_memory_.load(std::memory_order_relaxed) &&
-                           monotonic_ns() - failover_->fenced_ns < kLateBytesNs;
+  const bool may_be_late = kind_ == CommKind::kRecv && monotonic_ns() - failover_->fenced_ns < kLateBytesNs;
   if (!may_be_late) late_bytes_have_come();
   bool recovering = false;  // until both ends have fenced a lane
   for (std::size_t lane = 0; lane < failover_->lanes() && error() == nullptr; ++lane) {

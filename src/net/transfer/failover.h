@@ -3,7 +3,7 @@
 //
 //   kWorking   --failed completion, port event, the peer's kLaneDown--> kDraining   QPs to ERR, kLaneDown to the peer
 //   kDraining  --its sends, or its receives, have completed--> kFenced              kLaneFenced to the peer
-//              A receiver with GPU memory waits for what its NIC may still hold back
+//              A receiver waits for what its NIC may still hold back
 //   kFenced    --the peer's kLaneFenced--> kDown                                    what is missing is posted again
 //   kDown      --new QPs (lane_renewal.h)--> kJoining                               messages may arrive
 //   kJoining   --WRITEs of 0 bytes have completed, the sender's word--> kWorking    used again

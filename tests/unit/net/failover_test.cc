@@ -92,9 +92,9 @@ TEST(Failover, PortEvent_NothingWaitsForRetries) {
            {{"VERBATIM_TIMEOUT", "22"}, {"VERBATIM_RETRY_CNT", "7"}});
 }
 
-// What the NIC of a lane has accepted may come into GPU memory late: until then nothing is posted again, and no flush
-// is done.
-TEST(Failover, DeviceMemory_ReceiverWaitsForLateBytes) {
+// What the NIC of a lane has accepted may come into memory late: until then nothing is posted again, and no flush of
+// GPU memory is done.
+TEST(Failover, ReceiverWaitsForLateBytes) {
   for (const auto& [flushes, more] : {std::pair{false, test::Variables{}}, {true, {}}, {true, kAtomics}}) {
     SCOPED_TRACE(flushes);
     survives("link-down device=1 after=20", more, 1, [flushes = flushes] {
@@ -103,7 +103,8 @@ TEST(Failover, DeviceMemory_ReceiverWaitsForLateBytes) {
       std::vector<std::uint8_t> buffer(64);
       Traffic traffic;
       ConnectedComms& link = traffic.link;
-      const std::unique_ptr<MemoryHandle> memory = link.reg(link.recv(), buffer, MemoryType::kCuda);
+      const MemoryType type = flushes ? MemoryType::kCuda : MemoryType::kHost;
+      const std::unique_ptr<MemoryHandle> memory = link.reg(link.recv(), buffer, type);
       Clock::time_point working;  // the last time that the receiver used both lanes
       EXPECT_TRUE(traffic.is_reached([&] {
         if (link.recv().lanes_down() == 0) working = Clock::now();
