@@ -130,10 +130,6 @@ class TablePair {
     return wait(request);
   }
 
-  void* send_comm = nullptr;
-  void* recv_comm = nullptr;
-
- private:
   // Calls `poll` until it returns true; false at the deadline.
   static bool eventually(const std::function<bool()>& poll) {
     verbatim::test::Wait patience(kDeadline);
@@ -147,6 +143,10 @@ class TablePair {
     return true;
   }
 
+  void* send_comm = nullptr;
+  void* recv_comm = nullptr;
+
+ private:
   bool is_done(void* request) {
     int done = 0;
     std::array<int, netapi::kMaxGroup> sizes{};

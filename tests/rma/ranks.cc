@@ -193,12 +193,18 @@ bool Rank::makes_progress() {
 }
 
 bool Rank::wait_for(const std::uint64_t& word, std::uint64_t value) {
+  const bool is_reached = eventually([&] { return __atomic_load_n(&word, __ATOMIC_ACQUIRE) == value; });
+  EXPECT_TRUE(is_reached) << "a word of rank " << number_ << " is not " << value;
+  return is_reached;
+}
+
+bool Rank::eventually(const std::function<bool()>& condition) {
   verbatim::test::Wait patience(verbatim::test::kPatience);
-  while (__atomic_load_n(&word, __ATOMIC_ACQUIRE) != value) {
+  while (!condition()) {
     // The inline engine makes progress in calls only.
     if (contexts != nullptr && !makes_progress()) return false;
     if (patience.is_over()) {
-      ADD_FAILURE() << "a word of rank " << number_ << " is not " << value << " " << patience.report();
+      ADD_FAILURE() << "rank " << number_ << " " << patience.report();
       return false;
     }
     patience.rest();

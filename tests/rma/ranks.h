@@ -60,6 +60,7 @@ class Rank {
   bool makes_progress();
   // Polls until the word has the value.
   bool wait_for(const std::uint64_t& word, std::uint64_t value);
+  bool eventually(const std::function<bool()>& condition);
   bool has_error();
   // From now on the warnings of this rank's process go to its text.
   void keep_warnings();

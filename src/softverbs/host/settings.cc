@@ -152,7 +152,7 @@ constexpr std::array kProfiles{
                       settings.atomics = Atomics::kDevice;
                       settings.rq_psn = RqPsn::kAccepted;
                       settings.renumbers_gids = true;
-                      settings.late_gpu_ms = kLateMs;
+                      settings.late_host_ms = settings.late_gpu_ms = kLateMs;
                     }},
     Option<Profile>{"bnxt_re",
                     [](Settings& settings) {
@@ -162,7 +162,7 @@ constexpr std::array kProfiles{
                       settings.flushes_late = true;
                       settings.has_gpu_atomics = false;
                       settings.renumbers_gids = true;
-                      settings.late_gpu_ms = kLateMs;
+                      settings.late_host_ms = settings.late_gpu_ms = kLateMs;
                     }},
     Option<Profile>{"irdma",
                     [](Settings& settings) {
@@ -171,7 +171,7 @@ constexpr std::array kProfiles{
                       settings.reuses_qps = false;
                       settings.rq_psn = RqPsn::kSet;
                       settings.renumbers_gids = true;
-                      settings.late_gpu_ms = kLateMs;
+                      settings.late_host_ms = settings.late_gpu_ms = kLateMs;
                       settings.retry_event = RetryEvent{IBV_EVENT_QP_FATAL, false};
                       settings.flushes_late = true;
                     }},

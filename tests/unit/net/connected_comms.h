@@ -16,6 +16,7 @@
 #include "net/context/context.h"
 #include "net/transfer/recv_comm.h"
 #include "net/transfer/send_comm.h"
+#include "support/shows.h"
 #include "support/wait.h"
 
 namespace verbatim {
@@ -234,6 +235,10 @@ class Buffers {
   }
   // So many bytes of the source.
   Request* isend(std::size_t bytes, int tag = 0) { return link_.isend(source.data(), bytes, tag, *send_memory); }
+  // After a receive with optional completion: nothing but the bytes says that they are visible.
+  bool has_come() const {
+    return ConnectedComms::eventually([&] { return test::shows(target, source); });
+  }
 
   std::vector<T> source;
   std::vector<T> target;

@@ -38,9 +38,10 @@ std::size_t bytes_of_empty_write() {
 }
 
 TEST(Profile, OfIrdma_IsOverriddenByASetting) {
-  check_in_child({{"SOFTVERBS_PROFILE", "irdma"}}, [] { EXPECT_EQ(bytes_of_empty_write(), 48U); });
-  check_in_child({{"SOFTVERBS_PROFILE", "irdma"}, {"SOFTVERBS_EMPTY_WRITE", "empty"}},
-                 [] { EXPECT_EQ(bytes_of_empty_write(), 0U); });
+  Variables irdma = {{"SOFTVERBS_PROFILE", "irdma"}, {"SOFTVERBS_LATE_HOST_MS", "0"}};
+  check_in_child(irdma, [] { EXPECT_EQ(bytes_of_empty_write(), 48U); });
+  irdma.emplace_back("SOFTVERBS_EMPTY_WRITE", "empty");
+  check_in_child(irdma, [] { EXPECT_EQ(bytes_of_empty_write(), 0U); });
   check_in_child({{"SOFTVERBS_PROFILE", "standard"}}, [] { EXPECT_EQ(bytes_of_empty_write(), 0U); });
 }
 

@@ -144,15 +144,15 @@ TEST_F(SettingsParser, BehaviourOfDrivers_HasSettings) {
   });
   expect_accepted("SOFTVERBS_PROFILE", "mlx5", [](const Settings& s) {
     return s.rq_psn == RqPsn::kAccepted && !s.retry_event && !s.flushes_late && s.has_gpu_atomics && s.renumbers_gids &&
-           s.atomics == Atomics::kDevice && s.late_gpu_ms == 2 && s.late_host_ms == 0;
+           s.atomics == Atomics::kDevice && s.late_gpu_ms == 2 && s.late_host_ms == 2;
   });
   expect_accepted("SOFTVERBS_PROFILE", "bnxt_re", [](const Settings& s) {
     return s.rq_psn == RqPsn::kZero && s.retry_event && s.flushes_late && !s.has_gpu_atomics && s.renumbers_gids &&
-           s.atomics == Atomics::kGlob && s.late_gpu_ms == 2 && s.late_host_ms == 0;
+           s.atomics == Atomics::kGlob && s.late_gpu_ms == 2 && s.late_host_ms == 2;
   });
   expect_accepted("SOFTVERBS_PROFILE", "irdma", [](const Settings& s) {
     return s.rq_psn == RqPsn::kSet && s.retry_event && s.flushes_late && s.has_gpu_atomics && s.renumbers_gids &&
-           s.atomics == Atomics::kDevice && s.late_gpu_ms == 2 && s.late_host_ms == 0;
+           s.atomics == Atomics::kDevice && s.late_gpu_ms == 2 && s.late_host_ms == 2;
   });
   expect_accepted("SOFTVERBS_QP_REUSE", "refused", [](const Settings& s) { return !s.reuses_qps; });
   expect_accepted("SOFTVERBS_RQ_PSN", "cached", [](const Settings& s) { return s.rq_psn == RqPsn::kCached; });
