@@ -26,7 +26,7 @@ std::optional<std::string> failure_of(const Result<T>& own) {
 CollComm::CollComm(const CollSettings& settings, LanePorts ports, std::vector<PeerRank> peers, std::uint32_t rank)
     : settings_(settings),
       ports_(std::move(ports.ports)),
-      is_one_device_(ports.is_one_device),
+      why_one_device_(ports.why_one_device),
       ranks_(std::move(peers), rank, settings.config.connect_timeout_s, failures_),
       failures_([this](const std::string& text) { tell_failure(text); }) {}
 
@@ -103,7 +103,6 @@ Result<ContextSet*> CollComm::create_locked(const ContextSetupRequest& request) 
                       .failures = failures_,
                       .number = sets_made_++,
                       .ports = {},
-                      .is_one_device = is_one_device_,
                       .port_counts = port_counts_,
                       .scratch = *scratch_,
                       .max_recvs = settings_.max_recvs});

@@ -43,7 +43,8 @@ struct CollSettings {
 // That of the device, then those with which it shares its lanes.
 struct LanePorts {
   std::vector<const Port*> ports;
-  bool is_one_device = false;  // other devices are left out, because their atomics do not exclude those of this one
+  // Why other devices are left out, behind a line about lanes; empty: they are not.
+  const char* why_one_device = "";
 };
 
 class CollComm {
@@ -71,6 +72,7 @@ class CollComm {
   // QPs any more.
   bool begin_close() VERBATIM_EXCLUDES(mutex_);
   bool all_ended() const { return ranks_.all_ended(); }
+  const char* why_one_device() const { return why_one_device_; }  // see LanePorts
   void wait_for_ends(std::uint64_t deadline_ns) const { ranks_.wait_for_ends(deadline_ns); }
 
  private:
@@ -111,7 +113,7 @@ class CollComm {
 
   const CollSettings settings_;
   const std::vector<const Port*> ports_;
-  const bool is_one_device_;
+  const char* const why_one_device_;
   std::vector<std::uint8_t> port_counts_;  // by rank
   PeerRanks ranks_;
   Failures failures_;

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "net/diagnose/diagnosis.h"
 #include "net/transfer/endpoint.h"
+#include "rma/coll_comm.h"
 #include "rma/context_posting.h"
 #include "rma/work_id.h"
 #include "verbs/device.h"
@@ -88,8 +89,7 @@ Failure ContextSet::completion_failure(const ibv_wc& cause) const {
   work.loopback = is_own(queue.peer);
   const char* const status = port().device->verbs().wc_status_str(cause.status);
   std::string text = describe(queue) + ": " + describe_completion(cause, status, work, 0);
-  if (parts_.is_one_device && cause.status == IBV_WC_RETRY_EXC_ERR)
-    text += "; this rank uses no other device, because the atomics of two devices do not exclude each other";
+  if (cause.status == IBV_WC_RETRY_EXC_ERR) text += owner().why_one_device();
   return {std::move(text), diagnose(cause.status, path), path};
 }
 

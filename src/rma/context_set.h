@@ -195,7 +195,6 @@ struct ContextSetParts {
   Failures& failures;
   std::uint32_t number = 0;               // of the set in its communicator, the same at all ranks
   std::vector<Port> ports;                // own ones, up to date: the first is that of the device
-  bool is_one_device = false;             // see LanePorts
   std::vector<std::uint8_t> port_counts;  // by rank
   // Of the communicator's ports: 8 bytes that atomics and flushes write, and nobody reads.
   const ControlMemory& scratch;

@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "net/transfer/endpoint_block.h"
 #include "net/transfer/lane_renewal.h"
+#include "rma/coll_comm.h"
 #include "rma/context_set.h"
 #include "rma/device_tests.h"
 #include "rma/lane_qps.h"
@@ -22,8 +23,7 @@ constexpr std::uint64_t kRetryNs = kNanosecondsPerSecond;
 // rxe may still execute one packet after the call that moves the QP to ERR: seen in 10 of 1,500 rounds without a pause,
 // in none of 3,600 with 0.2 or 1 ms (Linux 6.1).
 constexpr unsigned kLastPacketUs = 10'000;
-// Of the pause after rounds in which the lane was not used: 32 s.
-constexpr unsigned kMaxDoublings = 6;
+constexpr unsigned kMaxDoublings = 6;  // of the pause after rounds in which the lane was not used: 32 s
 // A device has less than 2^23 packets under way, and takes the 2^23 PSNs before the one that it expects for repeats.
 constexpr std::uint32_t kPsnsBetweenRounds = 1U << 22;
 
@@ -134,7 +134,7 @@ bool Failover::lane_failed(std::uint32_t peer, std::uint32_t lane, Last last, co
       other != kNoLane
           ? "lane " + std::to_string(other + 1) + " (" + set_.lane_port(other).name + ") is used until it works again"
           : "no other lane works, so operations wait for one, " + std::to_string(config_.reconnect_s) +
-                " s at most (VERBATIM_RECONNECT_S)";
+                " s at most (VERBATIM_RECONNECT_S)" + set_.owner().why_one_device();
   VERBATIM_WARN("RMA from rank %u to %s: lane %u of %u (%s) has failed: %s%s; %s. Next: %s", set_.own_rank(),
                 set_.name_of_peer(peer).c_str(), lane + 1, lane_counts_[peer], set_.lane_port(lane).name.c_str(),
                 why.c_str(), with.c_str(), then.c_str(), next);

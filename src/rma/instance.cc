@@ -135,7 +135,8 @@ LanePorts Instance::lane_ports(const Port& port) const {
   std::vector<const Port*>& ports = lanes.ports;
   std::erase_if(ports, [&](const Port* other) { return other != &port && !has_atomics(*other); });
   if (!atomics_exclude_each_other(ports)) {
-    lanes.is_one_device = true;
+    lanes.why_one_device =
+        "; this rank uses no other device, because the atomics of two devices do not exclude each other";
     std::erase_if(ports, [&](const Port* other) { return other->device != port.device; });
     VERBATIM_INFO(
         "RMA on %s: the atomics of the devices with which it is merged and its own do not exclude each other "

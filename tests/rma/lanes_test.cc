@@ -53,6 +53,8 @@ std::uint64_t word_of(int rank, int context, std::size_t message, std::size_t wo
 
 class RmaLanes : public ::testing::Test {
  protected:
+  using Variable = std::pair<const char*, const char*>;
+
   ~RmaLanes() override {
     for (const char* name :
          {"VERBATIM_TIMEOUT", "VERBATIM_LANE_TIMEOUT_MS", "VERBATIM_FAILOVER", "VERBATIM_RECONNECT_S"})
@@ -395,10 +397,11 @@ class RmaLanes : public ::testing::Test {
 
   // Rank 0 loses its first port, and cannot go on over another lane.
   void expect_put_fails(const std::string& faults = "link-down device=0 op=write qp=any after=20",
-                        const char* of_rank_1 = "") {
+                        const Variable& of_rank_1 = {"SOFTVERBS_FAULTS", ""}) {
     forget();
+    for (const int rank : {0, 1}) *ranks_.text(rank) = '\0';
     const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
-      if (rank.number() == 1 && *of_rank_1 != '\0') ::setenv("SOFTVERBS_FAULTS", of_rank_1, 1);
+      if (rank.number() == 1) ::setenv(of_rank_1.first, of_rank_1.second, 1);
       begin(rank, faults);
       rank.connect();
       rank.create({.contexts = kContexts});
@@ -553,7 +556,6 @@ TEST_F(RmaLanes, DriverAsItIs_NoOtherLaneIsUsed) {
                                       std::pair("irdma", "the atomics of two devices ")}) {
     SCOPED_TRACE(profile);
     ::setenv("SOFTVERBS_PROFILE", profile, 1);
-    for (const int rank : {0, 1}) *ranks_.text(rank) = '\0';
     expect_put_fails();
     const std::string lines = std::string(ranks_.text(0)) + ranks_.text(1);  // either may be first
     EXPECT_NE(lines.find(line), std::string::npos) << lines;
@@ -579,7 +581,6 @@ TEST_F(RmaLanes, DeviceDoesNotSayWhatItHasExecuted_NoOtherLaneIsUsed) {
   for (const Case& one : cases) {
     SCOPED_TRACE(one.value);
     ::setenv(one.variable, one.value, 1);
-    for (const int rank : {0, 1}) *ranks_.text(rank) = '\0';
     expect_put_fails();
     ::unsetenv(one.variable);
     for (const int rank : {0, 1}) EXPECT_NE(std::string(ranks_.text(rank)).find(one.line), std::string::npos);
@@ -592,9 +593,30 @@ TEST_F(RmaLanes, NotKnownWhatTheDeviceReports_SignalInDoubtFails) {
   ::setenv("VERBATIM_TIMEOUT", "10", 1);
   ::setenv("SOFTVERBS_RQ_PSN", "accepted", 1);
   const std::string lost = "drop-request op=send qp=any count=all times=all";
-  expect_put_fails(lost + ";drop-request op=fetch_add qp=any nth=5 times=all", lost.c_str());
+  expect_put_fails(lost + ";drop-request op=fetch_add qp=any nth=5 times=all", {"SOFTVERBS_FAULTS", lost.c_str()});
   ::unsetenv("SOFTVERBS_RQ_PSN");
   EXPECT_NE(std::string(ranks_.text(0)).find("does not say which signals it has executed"), std::string::npos)
+      << ranks_.text(0);
+}
+
+// The rank offers one port then, so there are two lanes to it all the same, from both ports of the other rank.
+TEST_F(RmaLanes, DeviceOfOneRankDoesNotSayWhatItHasExecuted_SignalInDoubtFails) {
+  ::setenv("VERBATIM_TIMEOUT", "10", 1);
+  for (const Variable& of_rank_1 : {Variable("SOFTVERBS_RQ_PSN", "set"), Variable("SOFTVERBS_RQ_PSN", "accepted"),
+                                    Variable("SOFTVERBS_QP_REUSE", "refused")}) {
+    SCOPED_TRACE(of_rank_1.second);
+    expect_put_fails("drop-request op=fetch_add qp=any nth=5 times=all", of_rank_1);
+    EXPECT_NE(std::string(ranks_.text(0)).find("does not say which signals it has executed"), std::string::npos)
+        << ranks_.text(0);
+  }
+}
+
+TEST_F(RmaLanes, AtomicsOfOneRankExcludeThoseOfOneDeviceOnly_LineSaysSo) {
+  ::setenv("VERBATIM_RECONNECT_S", "1", 1);
+  ::setenv("SOFTVERBS_ATOMICS", "device", 1);
+  expect_put_fails("link-down device=0 op=fetch_add qp=any after=20", {"SOFTVERBS_ATOMICS", "glob"});
+  EXPECT_NE(std::string(ranks_.text(0)).find(" (VERBATIM_RECONNECT_S); this rank uses no other device, because "),
+            std::string::npos)
       << ranks_.text(0);
 }
 
