@@ -621,8 +621,7 @@ bool Faults::has_lost_any() const {
 }
 
 bool Faults::has_left(std::size_t process) const {
-  const SharedCounts& counts = shared_counts();
-  return counts.closes_early[process] || (may_be_unheard() && counts.has_failed_call[process]);
+  return has_closed_early(process) || (may_be_unheard() && shared_counts().has_failed_call[process]);
 }
 
 // Each link returns long before VERBATIM_RECONNECT_S has passed, and nothing else keeps its lanes from being made
@@ -683,6 +682,7 @@ void count_fault(Fault fault) {
 void count_faults_in(std::string_view line) {
   if (line.find(": the link is down (port error)") != std::string_view::npos) count_fault(Fault::kPort);
   if (has_any(line, {" (GID table change); ", ": the GID table has changed, "})) count_fault(Fault::kGid);
+  if (line.find(" (VERBATIM_CLOSE_TIMEOUT_MS); they are given up") != std::string_view::npos) note_early_close();
 }
 
 void count_done() {
@@ -695,6 +695,10 @@ void note_failed_call() {
 
 void note_early_close() {
   shared_counts().closes_early[own_process()] = true;
+}
+
+bool has_closed_early(std::size_t process) {
+  return shared_counts().closes_early[process];
 }
 
 void note_end_at_once() {

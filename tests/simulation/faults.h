@@ -148,8 +148,10 @@ void count_failed_process();
 // ends those that it has closed at once.
 void note_end_at_once();
 bool ends_at_once(std::size_t process);
-// A rank has aborted, so the one of this process waits no more for signals, and closes while others may put to it.
+// The rank of this process closes while others may put to it, because one has aborted and so it waits no more for
+// signals, or with requests under way that may have no lane.
 void note_early_close();
+bool has_closed_early(std::size_t process);
 // A message, put, signal or get of this process is done.
 void count_done();
 

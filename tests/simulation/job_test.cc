@@ -178,7 +178,11 @@ INSTANTIATE_TEST_SUITE_P(
         // A registration is refused while a put from other memory is under way.
         "--seed 207712 --faults port/2,verb --operations 1 --order 1",
         // A lane fails, the other one works, and the ends cannot agree.
-        "--seed 143633 --faults cut,gid --processes 1 --parts 0 --operations 1 --order 1"));
+        "--seed 143633 --faults cut,gid --processes 1 --parts 0 --operations 1 --order 1",
+        // A set of contexts is done, and its peer waits for a signal of it that has to be posted again.
+        "--seed 406651 --faults port/4 --parts puts --operations 1 --order 6",
+        // A rank closes with requests under way, without a lane, and its peer waits for their signals.
+        "--seed 416244 --faults port/1/3/5,refused --operations 1 --order 7"));
 
 // Likewise, when more packets were lost than are drawn today.
 struct RunWithLosses {

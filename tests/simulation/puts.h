@@ -138,7 +138,8 @@ class Rank {
   std::deque<Memory> windows_;
   Memory signals_;
   std::deque<Set> sets_;
-  bool has_sets_ = false;  // with their contexts
+  std::atomic<std::size_t> ended_sets_{0};  // that are done, or have failed
+  bool has_sets_ = false;                   // with their contexts
   std::atomic<std::uint64_t> bytes_checked_{0};
 };
 
