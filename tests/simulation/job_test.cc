@@ -182,7 +182,9 @@ INSTANTIATE_TEST_SUITE_P(
         // A set of contexts is done, and its peer waits for a signal of it that has to be posted again.
         "--seed 406651 --faults port/4 --parts puts --operations 1 --order 6",
         // A rank closes with requests under way, without a lane, and its peer waits for their signals.
-        "--seed 416244 --faults port/1/3/5,refused --operations 1 --order 7"));
+        "--seed 416244 --faults port/1/3/5,refused --operations 1 --order 7",
+        // The answer of a peer is waited for in vain over a TCP connection over which nothing arrives.
+        "--seed 488169 --faults port/5,unanswered --operations 1 --order 1"));
 
 // Likewise, when more packets were lost than are drawn today.
 struct RunWithLosses {
