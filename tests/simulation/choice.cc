@@ -35,7 +35,9 @@ bool Choice::set(std::string_view option, std::string_view value) {
   if (option == "processes") return parse_number(value, processes) && processes != 0;
   if (option == "parts") return parse_parts(value, parts.emplace());
   if (option == "operations") return parse_number(value, operations) && operations != 0;
-  return option == "order" && parse_number(value, order);
+  if (option == "order") return parse_number(value, order);
+  has_optional = value == "yes";
+  return option == "optional" && (*has_optional || value == "no");
 }
 
 std::optional<Choice> parse_choice(std::string_view text) {
@@ -60,6 +62,7 @@ std::string describe(const Choice& choice) {
   }
   if (choice.operations != SIZE_MAX) text += " --operations " + std::to_string(choice.operations);
   if (choice.order != 0) text += " --order " + std::to_string(choice.order);
+  if (choice.has_optional) text += *choice.has_optional ? " --optional yes" : " --optional no";
   return text;
 }
 

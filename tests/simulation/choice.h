@@ -22,12 +22,15 @@ struct Choice {
   std::optional<std::set<std::size_t>> parts = {};  // of the job only these
   std::size_t operations = SIZE_MAX;                // only so many, the first ones of each thread
   std::uint64_t order = 0;                          // with another number the threads have another order
+  // Whether some connections have receives with optional completion. Without a value the seed chooses, but with chosen
+  // faults there are none.
+  std::optional<bool> has_optional = {};
 
   // Of an option without its dashes. False: it is not known, or cannot have this value.
   bool set(std::string_view option, std::string_view value);
 };
 
-constexpr const char* kChoiceOptions[] = {"seed", "faults", "processes", "parts", "operations", "order"};
+constexpr const char* kChoiceOptions[] = {"seed", "faults", "processes", "parts", "operations", "order", "optional"};
 
 // Options and values, separated by blanks: "--seed 7 --faults port/2 --parts 1,puts".
 std::optional<Choice> parse_choice(std::string_view text);

@@ -1,5 +1,6 @@
-// What softverbs' inline engine begins and ends at a time, it does at the next call of a verb. A real port does not
-// wait for that: while this object exists, a thread of the process polls a completion queue of its own.
+// What softverbs' inline engine begins and ends at a time, and what it sends later, it does at the next call of a verb.
+// A real port does not wait for that: while this object exists, a thread of the process polls a completion queue of its
+// own.
 #pragma once
 
 #include <condition_variable>

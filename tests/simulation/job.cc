@@ -296,6 +296,21 @@ std::size_t draw_many_processes(std::uint64_t seed) {
   return draw.one_in(64) ? kFewest + draw.below(kMostProcesses - kFewest + 1) : 0;
 }
 
+// In a third of the jobs each second connection, from numbers of its own. Returns whether there are any.
+bool make_optional(std::uint64_t seed, const Choice& choice, std::vector<ConnectionPlan>& connections) {
+  Draw draw(seed ^ 0x0b71);
+  const bool is_drawn = draw.one_in(3) && !choice.faults;
+  bool has_any = false;
+  for (ConnectionPlan& connection : connections) {
+    const bool is_next = draw.one_in(2);
+    const bool all = draw.one_in(2);
+    if (!is_next || !choice.has_optional.value_or(is_drawn)) continue;
+    complete_optionally(connection, all);
+    has_any = true;
+  }
+  return has_any;
+}
+
 // Beside those that are set for all processes.
 void add_faults_of_softverbs(const std::string& clauses) {
   if (clauses.empty()) return;
@@ -326,6 +341,7 @@ Job draw_job(const Choice& choice, const std::string& plugin) {
   const std::size_t most_ports = draw.one_in(2) ? 1 : 3;
   for (std::size_t process = 0; process < job.processes; ++process) job.ports.push_back(1 + draw.below(most_ports));
   job.uses_merged = draw.one_in(2);
+  job.has_optional = make_optional(seed, choice, job.connections);
   job.faults = draw_faults(seed, {job.ports, job.connections.empty() || job.uses_merged}, choice.faults);
   job.order = choice.order;
   leave_out(job, choice);
@@ -369,7 +385,7 @@ bool run_job(const Job& job, std::size_t process) {
   const bool has_refused_verb = job.faults.verb.name != nullptr && job.faults.verb.process == process;
   {
     std::optional<DeviceClock> clock;
-    if (job.faults.may_leave_no_port()) clock.emplace();
+    if (job.faults.may_leave_no_port() || job.has_optional) clock.emplace();
     if (has_refused_verb) {
       verbatim::test::verbs_counters().fail.arm(job.faults.verb.name, job.faults.verb.nth, job.faults.verb.error);
     }

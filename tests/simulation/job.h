@@ -27,8 +27,9 @@ struct Job {
   std::size_t processes = 1;
   std::vector<std::size_t> ports;  // of each process, which merges them
   std::vector<ConnectionPlan> connections;
-  bool uses_merged = false;  // the connections use all ports of a process
-  PutPlan puts;              // each process is a rank
+  bool uses_merged = false;   // the connections use all ports of a process
+  bool has_optional = false;  // some have receives with optional completion
+  PutPlan puts;               // each process is a rank
   Faults faults;
   Handle* handles = nullptr;  // for the connections, then for the ranks
   std::uint64_t order = 0;    // of the threads

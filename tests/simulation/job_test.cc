@@ -143,6 +143,31 @@ TEST(SimulatedJob, ConnectionWithoutSender_ReachesTheLimit) {
   EXPECT_NE(captured.text.find("limit of virtual time"), std::string::npos) << captured.text;
 }
 
+// A connection between two processes, whose receives all have optional completion. The last message has so many bytes
+// less than the receiver waits for.
+CapturedRun run_optional(std::size_t missing) {
+  for (std::uint64_t seed = 1;; ++seed) {
+    const Job job =
+        draw_job({.seed = seed, .faults = ChosenFaults{}, .has_optional = true}, std::getenv("MUTATE_PLUGIN"));
+    if (!has_messages_only(job, 2) || job.connections.size() != 1) continue;
+    const ConnectionPlan& plan = job.connections.front();
+    const bool all = std::all_of(plan.groups.begin(), plan.groups.end(),
+                                 [](const Group& group) { return group.completes_optionally; });
+    if (!all || plan.receiver == plan.sender) continue;
+    Job of_sender = job;
+    of_sender.connections.front().groups.back().sizes.front() -= missing;
+    return captured_run(plan_of(job, seed), job.processes, [&](std::size_t process) {
+      return run_job(process == plan.sender ? of_sender : job, process);
+    });
+  }
+}
+
+TEST(SimulatedJob, ReceiveWithOptionalCompletion_IsDoneWithItsLastByte) {
+  const CapturedRun complete = run_optional(0);
+  EXPECT_TRUE(complete.result.passed) << complete.text;
+  expect_finding(run_optional(1), "limit of virtual time");
+}
+
 // Runs that have failed, as `simulation --shrink` prints them.
 class FailedOnce : public testing::TestWithParam<const char*> {};
 

@@ -49,6 +49,18 @@ std::vector<ConnectionPlan> draw_connections(Draw& draw, std::size_t processes) 
   return connections;
 }
 
+void complete_optionally(ConnectionPlan& connection, bool all) {
+  constexpr std::size_t kLeast = 16;  // of LL; so many bytes are not there by chance
+  connection.receives_in_gpu_memory = false;
+  const std::size_t size = std::max(connection.groups.front().sizes[0], kLeast);
+  for (std::size_t i = 0; i < connection.groups.size(); i += all ? 1 : 2) {
+    Group& group = connection.groups[i];
+    group.sizes.assign(1, size);
+    group.order.assign(1, 0);
+    group.completes_optionally = true;
+  }
+}
+
 void Connection::receive() {
   End end{.sends = false, .call = receiver_};
   void* listen_comm = nullptr;
@@ -89,7 +101,7 @@ void Connection::exchange(End& end) {
   note_progress();
   if (end.comm == nullptr) return;
   bool ok = add_buffers(end);
-  while (ok && end.done < plan_.groups.size() && !has_aborted()) {
+  while (ok && end.done < plan_.groups.size() && !has_aborted() && !waits_in_vain(end)) {
     bool moved = false;
     ok = make_progress(end, moved);
     if (moved) {
@@ -101,7 +113,9 @@ void Connection::exchange(End& end) {
   const bool is_done = end.done == plan_.groups.size();
   if (is_done && !end.sends && plan_.receives_in_gpu_memory && flushes_ == 0)
     end.call.add_problem("no receive was flushed");
-  if (ok && !is_done) count_fault(Fault::kAbort);
+  // A receiver with optional completion does not find it.
+  if (!is_done && end.sends && plan_.groups.front().completes_optionally) handle_.is_given_up = true;
+  if (ok && !is_done && has_aborted()) count_fault(Fault::kAbort);
   close(end);
 }
 
@@ -112,7 +126,7 @@ void Connection::close(End& end) {
   end.call(end.sends ? "table closeSend" : "table closeRecv",
            [&] { return end.sends ? net_.close_send(end.comm) : net_.close_recv(end.comm); });
   for (const Slot& slot : end.slots) {
-    if (!end.sends && slot.in_use) check_bytes(slot, false);
+    if (!end.sends && slot.in_use && !plan_.groups[slot.group].completes_optionally) check_bytes(slot, false);
   }
 }
 
@@ -206,7 +220,7 @@ bool Connection::post_receive(End& end, Slot& slot) {
     capacities[i] = group.sizes[i] + group.spare;
     tags[i] = static_cast<int>(i);
   }
-  void* request = nullptr;
+  void* request = group.completes_optionally ? reinterpret_cast<void*>(nccl::kNetOptionalRecvCompletion) : nullptr;
   const bool ok = end.call("table irecv", [&] {
     return net_.irecv(end.comm, static_cast<int>(count), data.data(), capacities.data(), tags.data(), mhandles.data(),
                       &request);
@@ -218,6 +232,7 @@ bool Connection::post_receive(End& end, Slot& slot) {
 }
 
 bool Connection::test(End& end, Slot& slot, bool& done) {
+  const bool completes_optionally = !end.sends && plan_.groups[slot.group].completes_optionally;
   for (std::size_t i = 0; i < slot.requests.size(); ++i) {
     if (slot.requests[i] == nullptr) continue;
     int is_done = 0;
@@ -226,11 +241,11 @@ bool Connection::test(End& end, Slot& slot, bool& done) {
     if (is_done == 0) return true;
     count_done();
     slot.requests[i] = nullptr;
-    if (end.sends || i != 0) continue;
+    if (end.sends || i != 0 || completes_optionally) continue;
     check_sizes(end, slot);
     if (!flush(end, slot)) return false;
   }
-  done = slot.posted == needed(end, slot.group);
+  done = slot.posted == needed(end, slot.group) && (!completes_optionally || has_come(slot));
   if (done && !end.sends) check_bytes(slot, true);
   return true;
 }
@@ -254,6 +269,26 @@ bool Connection::flush(End& end, Slot& slot) {
   slot.requests.push_back(request);
   ++flushes_;
   return true;
+}
+
+// Of one message. Mostly its last bytes come last.
+bool Connection::has_come(const Slot& slot) const {
+  const unsigned char* const data = slot.buffer->data();
+  std::size_t left = plan_.groups[slot.group].sizes[0];
+  while (left > 0 && data[left - 1] == content(slot.group, 0, plan_.number, left - 1)) --left;
+  return left == 0;
+}
+
+// An application ends such a wait, because it finds that another process has failed.
+bool Connection::waits_in_vain(const End& end) const {
+  if (end.sends || (!handle_.is_given_up && !has_lost_process())) return false;
+  bool waits = false;
+  for (const Slot& slot : end.slots) {
+    if (!slot.in_use) continue;
+    waits = plan_.groups[slot.group].completes_optionally && slot.posted != 0 && slot.requests.front() == nullptr;
+    if (!waits) return false;
+  }
+  return waits;
 }
 
 void Connection::check_sizes(const End& end, const Slot& slot) const {

@@ -21,6 +21,9 @@ struct Group {
   std::vector<std::size_t> sizes;
   std::vector<std::size_t> order;  // of the sends
   std::size_t spare = 0;
+  // It is done when its bytes are there, as for NCCL's protocols LL and LL128: they may be written again until the send
+  // is done.
+  bool completes_optionally = false;
 };
 
 struct ConnectionPlan {
@@ -37,6 +40,9 @@ struct ConnectionPlan {
 constexpr std::size_t kMaxConnections = kMostProcesses;
 constexpr std::size_t kMaxMembers = 8;  // of a receive, as NCCL has at most
 std::vector<ConnectionPlan> draw_connections(Draw& draw, std::size_t processes);
+// All of its groups, or each second one, so that a buffer always has such groups or never. They have one message, all
+// of the same size, so that one which is written again changes nothing behind another.
+void complete_optionally(ConnectionPlan& connection, bool all);
 
 // A connection, in one of its processes.
 class Connection {
@@ -102,6 +108,9 @@ class Connection {
   // Sets `done` when all of the group is.
   bool test(End& end, Slot& slot, bool& done);
   bool flush(End& end, Slot& slot);
+  bool has_come(const Slot& slot) const;
+  // The peer has failed, and only bytes could say so.
+  bool waits_in_vain(const End& end) const;
   void check_sizes(const End& end, const Slot& slot) const;
   void check_bytes(const Slot& slot, bool is_complete);
   std::size_t needed(const End& end, std::size_t group) const {

@@ -13,7 +13,8 @@ namespace {
 
 TEST(Choice, Text_IsReadAgain) {
   for (const char* text : {"--seed 7", "--seed 8 --faults none", "--seed 9 --faults loss,port/1/3 --processes 2",
-                           "--seed 1 --parts 0,3,puts --operations 4 --order 5"}) {
+                           "--seed 1 --parts 0,3,puts --operations 4 --order 5",
+                           "--seed 2 --faults port --optional yes", "--seed 2 --optional no"}) {
     const std::optional<Choice> choice = parse_choice(text);
     ASSERT_TRUE(choice) << text;
     EXPECT_EQ(describe(*choice), text);
@@ -21,8 +22,8 @@ TEST(Choice, Text_IsReadAgain) {
 }
 
 TEST(Choice, TextThatIsWrong_IsRefused) {
-  for (const char* text :
-       {"--seed", "--seed x", "seed 7", "--faults rain", "--parts 1,", "--processes 0", "--operations 0", "--rain 1"}) {
+  for (const char* text : {"--seed", "--seed x", "seed 7", "--faults rain", "--parts 1,", "--processes 0",
+                           "--operations 0", "--optional maybe", "--rain 1"}) {
     EXPECT_FALSE(parse_choice(text)) << text;
   }
 }
@@ -85,6 +86,7 @@ std::optional<Shorter> shrink_job(Fails fails) {
     if (!choice.parts || choice.parts->contains(kPutsPart)) job.puts.ranks = job.processes;
     job.faults.kinds = choice.faults ? choice.faults->kinds : FaultSet{Fault::kLoss, Fault::kPort};
     job.faults.events = {{Fault::kLoss, 4}, {Fault::kPort, 3}};
+    job.has_optional = choice.has_optional.value_or(!choice.faults);
     tried.text = fails(choice, job);
     tried.result.passed = tried.text.empty();
     return tried;
@@ -107,6 +109,13 @@ TEST(Shrink, OnlyWhatIsNeeded_IsLeft) {
   });
   ASSERT_TRUE(shorter);
   EXPECT_EQ(describe(shorter->choice), "--seed 5 --faults port/2 --processes 3 --parts 1 --operations 8");
+}
+
+TEST(Shrink, OptionalCompletionThatIsNeeded_Stays) {
+  const std::optional<Shorter> shorter =
+      shrink_job([](const Choice&, const Job& job) { return job.has_optional ? "signal lost" : ""; });
+  ASSERT_TRUE(shorter);
+  EXPECT_EQ(describe(shorter->choice), "--seed 5 --faults none --processes 1 --parts 0 --operations 1 --optional yes");
 }
 
 TEST(Shrink, FailureOfAnotherKind_IsNotTaken) {
