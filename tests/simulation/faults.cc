@@ -585,12 +585,15 @@ bool Faults::may_be_unheard() const {
   return kinds.contains(Fault::kUnanswered) || kinds.contains(Fault::kCut);
 }
 
-bool Faults::allow(std::string_view line) const {
+bool Faults::has_unheard() const {
   const auto& failed = shared_counts().has_failed_call;
-  const bool has_failed = std::any_of(failed.begin(), failed.end(), [](const auto& one) { return one.load(); });
-  if (may_be_unheard() && (has_failed || has_lost_any()) &&
-      line.find(" is down, the connection waits for up to ") != std::string_view::npos)
-    return true;
+  bool has_failed = false;  // another process
+  for (std::size_t i = 0; i < failed.size(); ++i) has_failed = has_failed || (i != own_process() && failed[i]);
+  return may_be_unheard() && (has_failed || has_lost_any());
+}
+
+bool Faults::allow(std::string_view line) const {
+  if (has_unheard() && line.find(" is down, the connection waits for up to ") != std::string_view::npos) return true;
   return explain(line) || std::any_of(kinds.begin(), kinds.end(), [line](Fault fault) {
            return can_be_named(fault) && has_any(line, lines_of(fault).allowed);
          });
@@ -641,7 +644,9 @@ bool Faults::explain(std::string_view line) const {
   if (may_leave_no_port() && line.find(": port is DOWN") != std::string_view::npos) return true;
   if (verb.name != nullptr && line.find(verb.name) != std::string_view::npos) return true;
   if (!may_end_job && !may_end_setup && !may_end_puts && !may_end_contexts && !has_lost_any()) return false;
-  if (must_lanes_return() && line.find(" has come back within ") != std::string_view::npos) return false;
+  const bool is_wait_for_lane = line.find(" has come back within ") != std::string_view::npos;
+  if (is_wait_for_lane && must_lanes_return()) return false;
+  if (is_wait_for_lane && has_unheard()) return true;
   return has_any(line, consequences()) || std::any_of(kinds.begin(), kinds.end(), [line](Fault fault) {
            const Lines& lines = lines_of(fault);
            return has_any(line, lines.of_all) || (can_be_named(fault) && has_any(line, lines.causes));

@@ -105,6 +105,8 @@ struct Faults {
   // Whether its QPs may be gone while others post to them, which may not know.
   bool has_left(std::size_t process) const;
   bool may_be_unheard() const;
+  // An end may have failed or left, and another one waits for a lane to it, because it cannot know that.
+  bool has_unheard() const;
   bool must_lanes_return() const;
   // At the begin of a process.
   bool may_leave_no_port() const { return kinds.contains(Fault::kPort) || kinds.contains(Fault::kGid); }

@@ -209,7 +209,11 @@ INSTANTIATE_TEST_SUITE_P(
         // A rank closes with requests under way, without a lane, and its peer waits for their signals.
         "--seed 416244 --faults port/1/3/5,refused --operations 1 --order 7",
         // The answer of a peer is waited for in vain over a TCP connection over which nothing arrives.
-        "--seed 488169 --faults port/5,unanswered --operations 1 --order 1"));
+        "--seed 488169 --faults port/5,unanswered --operations 1 --order 1",
+        // An end has failed, and the other one waits for a lane, over a TCP connection over which nothing arrives.
+        "--seed 510057 --faults late,unanswered,verb --order 4",
+        // Each end of a connection waits for its own port on one lane, and for the other end on another one.
+        "--seed 470435 --faults port/2/5 --operations 2"));
 
 // Likewise, when more packets were lost than are drawn today.
 struct RunWithLosses {
