@@ -138,10 +138,9 @@ bool ContextSet::find_lane(PeerQueue& queue) const noexcept {
   const std::uint32_t lane = queue.lane.load(std::memory_order_relaxed);
   const std::uint32_t wanted = failover_->lane_for(queue.peer);
   if (wanted == lane && !queue.left_lane) return true;
-  if (!queue.left_lane && failover_->is_used(queue.peer, lane)) {
-    // It goes back to an earlier lane behind a signal, so that a signal and the puts in front of it use one lane.
-    if (queue.sent->ends_with_put()) return true;
-  }
+  // It goes to another lane behind a signal, so that a signal and the puts in front of it use one lane. If that lane
+  // has failed, it posts nothing until leave_lane has left it: then the peer holds back no bytes of these puts.
+  if (!queue.left_lane && queue.sent->ends_with_put()) return failover_->is_used(queue.peer, lane);
   if (wanted == kNoLane || (!queue.left_lane && queue.sent->size() != 0)) return false;
   const std::optional<std::uint32_t> psn = failover_->enter(queue.peer, wanted, queue.context);
   if (!psn) return false;
@@ -207,7 +206,7 @@ void ContextSet::leave_lane(const Failover::Left& failed) {
   for (std::uint32_t context = 0; context < contexts_; ++context) {
     PeerQueue& queue = queues_[context * queues_per_context_ + failed.peer];
     if (queue.left_lane || queue.lane.load(std::memory_order_relaxed) != failed.lane) continue;
-    if (queue.sent->size() == 0) {
+    if (queue.sent->size() == 0 && !queue.sent->ends_with_put()) {
       queue.left_lane = true;
     } else if (!queue.sent->all_flushed()) {
       return;

@@ -283,6 +283,9 @@ class RmaLanes : public ::testing::Test {
       return rank_.put_signal(0, {source_memory_, 8 * i}, 8, {target_memory_, 8 * i}, rank_.next(),
                               {.word = {signal_memory_, 0}, .value = 1});
     }
+    void* begin_without_signal(std::size_t i) {
+      return rank_.put(0, {source_memory_, 8 * i}, 8, {target_memory_, 8 * i}, rank_.next());
+    }
     // After all are done.
     void check() {
       if (rank_.number() == 0) return;
@@ -1120,6 +1123,31 @@ TEST_F(RmaLanes, LaneIsLeftWhileItWorksAndFailsAtItsSecondUse_NothingIsLost) {
       begin_fault(rank, "link-up device=0");
       ASSERT_TRUE(rank.wait_ok(lost));
       ASSERT_TRUE(rank.wait_ok(puts.begin(3)));
+    };
+    if (rank.number() == 0) act();
+    meet(rank);
+    puts.check();
+  });
+}
+
+// The device of the peer may still hold bytes of the put: the signal behind it would say that they have arrived.
+TEST_F(RmaLanes, LaneFailsBetweenPutAndSignal_SignalWaitsForLateBytes) {
+  if (std::getenv("SOFTVERBS_CONTROL") == nullptr) GTEST_SKIP() << "the tools are not built";
+  run_ranks("", [&](Rank& rank, Traffic&) {
+    FewPuts puts(rank);
+    meet(rank);
+    const auto act = [&] {
+      ASSERT_TRUE(rank.wait_ok(puts.begin_without_signal(0)));
+      fault("link-down device=0");
+      Clock::time_point working = Clock::now();  // the last time that the lane had not failed
+      for (Wait wait(kLimit); lines_in(ranks_.text(0), "lanes to 1 ranks are not used") == 0; wait.rest()) {
+        ASSERT_FALSE(wait.is_over());
+        working = Clock::now();
+        ASSERT_TRUE(rank.makes_progress());
+      }
+      ASSERT_TRUE(rank.wait_ok(puts.begin(0)));
+      EXPECT_GE(Clock::now() - working, 10ms);
+      for (std::size_t i = 1; i < FewPuts::kPuts; ++i) ASSERT_TRUE(rank.wait_ok(puts.begin(i)));
     };
     if (rank.number() == 0) act();
     meet(rank);
