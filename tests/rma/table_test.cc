@@ -128,6 +128,7 @@ TEST_P(RmaTable, RankStride_SpeaksToMultiplesOnly) {
       EXPECT_EQ(request, nullptr);
     }
     rank.barrier();
+    EXPECT_OK(rank.net().dereg_mr(rank.coll, memory));  // all bytes have come
     EXPECT_EQ(words[1], 40 + rank.next(2));
   });
 }
@@ -183,6 +184,7 @@ TEST_P(RmaTable, CallsOutsideTheMemory_AreRefusedAndHarmNothing) {
     EXPECT_FALSE(rank.has_error());
     EXPECT_TRUE(rank.wait_ok(rank.put(0, {memory, 0}, 8, {memory, 8}, peer)));
     rank.barrier();
+    EXPECT_OK(rank.net().dereg_mr(rank.coll, memory));
   });
 }
 
@@ -199,6 +201,7 @@ TEST_P(RmaTable, RegistrationThatFailsAtOneRank_FailsAtAllRanks) {
     void* const memory = rank.register_memory(words.data(), words.bytes());
     EXPECT_TRUE(rank.wait_ok(rank.put(0, {memory, 0}, 8, {memory, 8}, rank.next())));
     rank.barrier();
+    EXPECT_OK(rank.net().dereg_mr(rank.coll, memory));
   });
 }
 
@@ -216,6 +219,7 @@ TEST_P(RmaTable, DmaBufThatFailsOnceAtOneRank_IsRegisteredByTheSecondCall) {
     }
     EXPECT_TRUE(rank.wait_ok(rank.put(0, {memory, 0}, 4096, {memory, 4096}, rank.next())));
     rank.barrier();
+    EXPECT_OK(rank.net().dereg_mr(rank.coll, memory));
   });
 }
 
@@ -234,6 +238,7 @@ TEST_P(RmaTable, DmaBufThatFailsTwiceAtOneRank_FailsTwiceAtAllRanks) {
     EXPECT_OK(buffer.register_at(rank, &memory));
     EXPECT_TRUE(rank.wait_ok(rank.put(0, {memory, 0}, 4096, {memory, 4096}, rank.next())));
     rank.barrier();
+    EXPECT_OK(rank.net().dereg_mr(rank.coll, memory));
   });
 }
 
