@@ -208,7 +208,7 @@ INSTANTIATE_TEST_SUITE_P(
         "--seed 406651 --faults port/4 --parts puts --operations 1 --order 6",
         // A rank closes with requests under way, without a lane, and its peer waits for their signals.
         "--seed 416244 --faults port/1/3/5,refused --operations 1 --order 7",
-        // The answer of a peer is waited for in vain over a TCP connection over which nothing arrives.
+        // A rank waits for the answer of a peer over a TCP connection over which nothing arrives, and gives up.
         "--seed 488169 --faults port/5,unanswered --operations 1 --order 1",
         // An end has failed, and the other one waits for a lane, over a TCP connection over which nothing arrives.
         "--seed 510057 --faults late,unanswered,verb --order 4",
