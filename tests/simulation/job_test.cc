@@ -186,6 +186,8 @@ INSTANTIATE_TEST_SUITE_P(
         "--seed 629 --faults memory --operations 1",          // likewise
         "--seed 1128 --faults port/3 --operations 1",         // no lane of RMA comes back
         "--seed 80 --faults port/1/2,memory --operations 1",  // no memory for the shares of the lanes that work
+        // No memory for the renewal of a lane.
+        "--seed 701160 --faults port/1/2/4/5,refused,memory --parts 0,2,puts --operations 32 --order 23",
         // The peer has ended, and neither a lane nor the side channel comes back.
         "--seed 5672 --faults loss/2,cut,death --parts 0,puts --operations 16 --order 1",
         "--seed 3057 --faults port/1,hang --parts 0 --operations 1",    // the link is down at init

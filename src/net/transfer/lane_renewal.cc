@@ -118,7 +118,7 @@ bool LaneRenewal::has_remote(const Lane& lane) const {
 
 void LaneRenewal::lane_down(std::size_t lane, std::uint32_t round, bool unused) {
   const MutexLock lock(mutex_);
-  if (!allocate()) return;
+  if (!allocate()) throw std::bad_alloc();
   Lane& down = lanes_[lane];
   constexpr std::uint8_t kMost = kMaxHoldDoublings;
   down.failures = unused ? std::min(static_cast<std::uint8_t>(down.failures + 1), kMost) : std::uint8_t{0};

@@ -55,7 +55,7 @@ class LaneRenewal {
 
   // ---- data path
 
-  // Both ends have declared the lane down in `round`. `unused`: before it carried a message.
+  // Both ends have declared the lane down in `round`. `unused`: before it carried a message. Throws std::bad_alloc.
   void lane_down(std::size_t lane, std::uint32_t round, bool unused) VERBATIM_EXCLUDES(mutex_);
   // The round in which QPs of the lane can be adopted.
   std::optional<std::uint32_t> ready(std::size_t lane) const VERBATIM_EXCLUDES(mutex_);
