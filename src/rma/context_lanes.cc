@@ -57,13 +57,9 @@ bool ContextSet::is_end_of_lane(const ibv_wc& completion) noexcept {
       flushed ? "its QP is in ERR" : lane_port(lane).device->verbs().wc_status_str(completion.status);
   const char* const next =
       flushed ? "look at the log of the other end: an error there is the cause" : Failover::kLookAtPorts;
-  try {
-    if (!path ||
-        !failover_->lane_failed(queue.peer, lane, flushed ? Failover::Last::kKeep : Failover::Last::kLeave, why, next))
-      return false;
-  } catch (...) {
+  if (!path ||
+      !failover_->lane_failed(queue.peer, lane, flushed ? Failover::Last::kKeep : Failover::Last::kLeave, why, next))
     return false;
-  }
   if (WorkId::is_flush(id)) {
     complete_of_lanes(id, false);
   } else {
@@ -222,7 +218,7 @@ void ContextSet::leave_lane(const Failover::Left& failed) {
   if (failures().has_failed() || (is_own(failed.peer) && flushes_under_way_[failed.lane] != 0)) return;
   failover_->left(failed.peer, failed.lane);
   VERBATIM_INFO("RMA from rank %u to %s has left lane %u; %zu operations are posted again", own_rank(),
-                name_of_peer(failed.peer).c_str(), failed.lane + 1, again);
+                name_of_peer(failed.peer), failed.lane + 1, again);
 }
 
 // How many of the entries the peer has executed, up to the last signal; nullopt: not known.

@@ -249,7 +249,7 @@ class ContextSet {
   }
   bool is_own(std::uint32_t peer) const { return peer == paths_.size(); }
   // "rank 3 on node2 (pid 4711)", "itself".
-  std::string name_of_peer(std::uint32_t peer) const { return is_own(peer) ? "itself" : paths_[peer].name; }
+  const char* name_of_peer(std::uint32_t peer) const { return is_own(peer) ? "itself" : paths_[peer].name.c_str(); }
   // nullptr: there is one lane to each rank.
   Failover* failover() const { return failover_.get(); }
   ibv_mtu lane_mtu(const PeerQueue& queue, std::uint32_t lane) const;

@@ -326,7 +326,7 @@ Status ContextSetup::connect() {
       if (connected) continue;
       failed_lanes_.push_back({peer, lane, qps, connected.error()});
       if (failed_lanes_.size() - failed_before == lanes) {
-        failed_step_ = "connecting QPs to " + set_->name_of_peer(peer);
+        failed_step_ = std::string("connecting QPs to ") + set_->name_of_peer(peer);
         failed_path_ = set_->known_facts(set_->queue_at(0, peer));
         failed_path_->age_ns = 0;
         return connected.error();
@@ -375,8 +375,8 @@ void ContextSetup::prepare_failover() {
     set_->failover_->port_down(*parts_.ports[port].device, parts_.ports[port].port_num, unusable_[port]);
   }
   for (const FailedLane& failed : failed_lanes_) {
-    static_cast<void>(
-        set_->failover_->lane_failed(failed.peer, failed.lane, Failover::Last::kLeave, to_string(failed.error)));
+    static_cast<void>(set_->failover_->lane_failed(failed.peer, failed.lane, Failover::Last::kLeave,
+                                                   to_string(failed.error).c_str()));
   }
 }
 

@@ -114,8 +114,7 @@ bool Failover::is_open(std::uint32_t port) const {
   return false;
 }
 
-bool Failover::lane_failed(std::uint32_t peer, std::uint32_t lane, Last last, const std::string& why,
-                           const char* next) {
+bool Failover::lane_failed(std::uint32_t peer, std::uint32_t lane, Last last, const char* why, const char* next) try {
   std::uint32_t other = kNoLane;
   std::ptrdiff_t alone = 0;
   {
@@ -136,8 +135,12 @@ bool Failover::lane_failed(std::uint32_t peer, std::uint32_t lane, Last last, co
           : "no other lane works, so operations wait for one, " + std::to_string(config_.reconnect_s) +
                 " s at most (VERBATIM_RECONNECT_S)" + set_.owner().why_one_device();
   VERBATIM_WARN("RMA from rank %u to %s: lane %u of %u (%s) has failed: %s%s; %s. Next: %s", set_.own_rank(),
-                set_.name_of_peer(peer).c_str(), lane + 1, lane_counts_[peer], set_.lane_port(lane).name.c_str(),
-                why.c_str(), with.c_str(), then.c_str(), next);
+                set_.name_of_peer(peer), lane + 1, lane_counts_[peer], set_.lane_port(lane).name.c_str(), why,
+                with.c_str(), then.c_str(), next);
+  return true;
+} catch (...) {  // The failure has begun.
+  VERBATIM_WARN("RMA from rank %u to %s: lane %u has failed: %s; there is no memory to say more. Next: %s",
+                set_.own_rank(), set_.name_of_peer(peer), lane + 1, why, next);
   return true;
 }
 
@@ -167,7 +170,6 @@ void Failover::port_down(const Device& device, std::uint8_t port, const char* wh
       if (own.device != &device || own.port_num != port) continue;
       used = &own;
       ranks = leave_port(index);
-      break;
     }
   }
   if (ranks.with_other == 0) return;
@@ -240,7 +242,7 @@ void Failover::receive(std::uint32_t peer, const wire::RmaLane& message) {
   }
   if (!first) return;
   VERBATIM_INFO("RMA from rank %u to %s: lane %u of %u has failed at the other end", set_.own_rank(),
-                set_.name_of_peer(peer).c_str(), message.lane + 1, lane_counts_[peer]);
+                set_.name_of_peer(peer), message.lane + 1, lane_counts_[peer]);
 }
 
 std::vector<Failover::Left> Failover::take_lanes_to_leave() {
@@ -275,9 +277,7 @@ std::optional<std::uint32_t> Failover::enter(std::uint32_t peer, std::uint32_t l
 
 void Failover::leave_for_now(std::uint32_t peer, std::uint32_t lane, std::uint32_t context, std::uint32_t psn) {
   const MutexLock lock(mutex_);
-  Lane& left = at(peer, lane);
-  if (left.step != Step::kUsed) return;  // its PSNs begin anew
-  left.first[context] = psn & kPsnMask;
+  if (Lane& left = at(peer, lane); left.step == Step::kUsed) left.first[context] = psn & kPsnMask;
 }
 
 void Failover::use(std::uint32_t peer, std::uint32_t lane) {
@@ -305,8 +305,8 @@ void Failover::probe_ended(std::uint32_t peer, std::uint32_t lane, bool works) {
   const char* const now = !works ? "does not come back yet; the lanes to other ranks over this port are left"
                           : set_.is_own(peer) ? "can be used again"
                                               : "works again";
-  VERBATIM_INFO("RMA from rank %u to %s: lane %u of %u (%s) %s", set_.own_rank(), set_.name_of_peer(peer).c_str(),
-                lane + 1, lane_counts_[peer], set_.lane_port(lane).name.c_str(), now);
+  VERBATIM_INFO("RMA from rank %u to %s: lane %u of %u (%s) %s", set_.own_rank(), set_.name_of_peer(peer), lane + 1,
+                lane_counts_[peer], set_.lane_port(lane).name.c_str(), now);
 }
 
 void Failover::wake_worker() {
@@ -316,7 +316,7 @@ void Failover::wake_worker() {
   if (woken) return;
   changed_ = true;
   VERBATIM_WARN("RMA at rank %u: no thread could be started to leave a lane: %s; that is tried again", set_.own_rank(),
-                to_string(woken.error()).c_str());
+                std::strerror(woken.error().sys_errno));
 }
 
 Failover::Action Failover::action_of(const Lane& lane, bool own, std::uint64_t now, std::uint64_t& due_ns) const {
@@ -464,7 +464,7 @@ void Failover::offer(const Job& job) {
     const Status made = make_again(own.qp, *port, config_);
     if (made) continue;
     VERBATIM_INFO("RMA from rank %u to %s: lane %u (%s) could not be made again: %s; that is tried again later",
-                  set_.own_rank(), set_.name_of_peer(job.peer).c_str(), job.lane + 1, known.name.c_str(),
+                  set_.own_rank(), set_.name_of_peer(job.peer), job.lane + 1, known.name.c_str(),
                   to_string(made.error()).c_str());
     return put_off(job, kRetryNs << 2);
   }
@@ -516,7 +516,7 @@ void Failover::connect(const Job& job) {
   }
   if (connected) return send(job, {.step = wire::RmaLaneStep::kConnected, .round = job.round, .psns = {}});
   VERBATIM_INFO("RMA from rank %u to %s: lane %u (%s) could not be connected again: %s; that is tried again later",
-                set_.own_rank(), set_.name_of_peer(job.peer).c_str(), job.lane + 1, known.name.c_str(),
+                set_.own_rank(), set_.name_of_peer(job.peer), job.lane + 1, known.name.c_str(),
                 to_string(connected.error()).c_str());
 }
 

@@ -71,8 +71,8 @@ class Failover {
   // or kKeep says that this one stays in use then.
   enum class Last : bool { kKeep, kLeave };
   static constexpr const char* kLookAtPorts = "look at this port, its cable and its switch, at both ends";
-  bool lane_failed(std::uint32_t peer, std::uint32_t lane, Last last, const std::string& why,
-                   const char* next = kLookAtPorts) VERBATIM_EXCLUDES(mutex_);
+  bool lane_failed(std::uint32_t peer, std::uint32_t lane, Last last, const char* why, const char* next = kLookAtPorts)
+      VERBATIM_EXCLUDES(mutex_);
   void port_down(const Device& device, std::uint8_t port, const char* why = "its link is down")
       VERBATIM_EXCLUDES(mutex_);
   // The GID table of a port has changed.

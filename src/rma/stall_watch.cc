@@ -167,8 +167,8 @@ void StallWatch::check_peer(const StallSettings& settings, std::size_t peer, std
         continue;
       }
       if (stalled_ns >= lane_timeout_ns_ && failover->is_used(queue.peer, lane)) {
-        failover->lane_failed(queue.peer, lane, Failover::Last::kKeep,
-                              "nothing has completed for " + to_seconds(stalled_ns) + " (VERBATIM_LANE_TIMEOUT_MS)");
+        const std::string why = "nothing has completed for " + to_seconds(stalled_ns) + " (VERBATIM_LANE_TIMEOUT_MS)";
+        failover->lane_failed(queue.peer, lane, Failover::Last::kKeep, why.c_str());
       }
     }
     if (settings.fail_ns != 0 && stalled_ns >= settings.fail_ns) return fail(queue, stalled_ns, now);
@@ -184,7 +184,7 @@ void StallWatch::check_peer(const StallSettings& settings, std::size_t peer, std
   } else if (found.recovered != 0 && found.reported == 0) {
     const PeerQueue& queue = set_.queues()[peer];
     VERBATIM_INFO("RMA from rank %u to %s makes progress again, after %s", set_.own_rank(),
-                  set_.name_of_peer(queue.peer).c_str(), to_seconds(found.recovered_after_ns).c_str());
+                  set_.name_of_peer(queue.peer), to_seconds(found.recovered_after_ns).c_str());
   }
 }
 
@@ -222,7 +222,7 @@ void StallWatch::fail_without_lane(const PeerQueue& queue, std::uint64_t waited_
                        (none ? " no other one has worked" : " the peer has not said what it has executed there"),
                    {none ? "the ports of all lanes are down, here or at the peer"
                          : "the process or host of the peer, or the TCP connection to it, does not work",
-                    "look at " + set_.name_of_peer(queue.peer)},
+                    std::string("look at ") + set_.name_of_peer(queue.peer)},
                    set_.known_facts(queue)};
   });
 }

@@ -185,6 +185,8 @@ INSTANTIATE_TEST_SUITE_P(
         "--seed 187 --faults memory",                         // the burst of QPs is given up
         "--seed 629 --faults memory --operations 1",          // likewise
         "--seed 1128 --faults port/3 --operations 1",         // no lane of RMA comes back
+        // No memory to say how a lane of RMA has failed.
+        "--seed 744867 --faults port/1/3/4/5,hang,memory --operations 2 --order 5",
         "--seed 80 --faults port/1/2,memory --operations 1",  // no memory for the shares of the lanes that work
         // No memory for the renewal of a lane.
         "--seed 701160 --faults port/1/2/4/5,refused,memory --parts 0,2,puts --operations 32 --order 23",
