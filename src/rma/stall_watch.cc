@@ -8,6 +8,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "net/diagnose/failure.h"
+#include "rma/coll_comm.h"
 #include "verbs/device.h"
 
 namespace verbatim::rma {
@@ -219,7 +220,8 @@ void StallWatch::fail_without_lane(const PeerQueue& queue, std::uint64_t waited_
   failures_.fail(ErrorKind::kRemote, Failures::Origin::kHere, [&] {
     const bool none = set_.failover()->lane_for(queue.peer) == kNoLane;
     return Failure{set_.describe(queue) + ": its lane has failed, and for " + to_seconds(waited_ns) +
-                       (none ? " no other one has worked" : " the peer has not said what it has executed there"),
+                       (none ? std::string(" no other one has worked") + set_.owner().why_one_device()
+                             : " the peer has not said what it has executed there"),
                    {none ? "the ports of all lanes are down, here or at the peer"
                          : "the process or host of the peer, or the TCP connection to it, does not work",
                     std::string("look at ") + set_.name_of_peer(queue.peer)},
