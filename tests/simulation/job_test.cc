@@ -87,7 +87,8 @@ INSTANTIATE_TEST_SUITE_P(Simulation, MutatedMessages,
                          testing::Values(Mutation{"flip-byte", "wrong bytes: 1 in group"},
                                          Mutation{"skip-tail", "wrong bytes: 3 in group"},
                                          Mutation{"overrun", "wrong bytes: 1 behind messages"},
-                                         Mutation{"wrong-size", " bytes reports "}));
+                                         Mutation{"wrong-size", " bytes reports "},
+                                         Mutation{"late", "wrong bytes: 1 in group"}));
 
 class MutatedPuts : public testing::TestWithParam<Mutation> {};
 

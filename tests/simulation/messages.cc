@@ -125,8 +125,11 @@ void Connection::close(End& end) {
   }
   end.call(end.sends ? "table closeSend" : "table closeRecv",
            [&] { return end.sends ? net_.close_send(end.comm) : net_.close_recv(end.comm); });
+  // Also of the last groups that are done: nothing is written any more.
   for (const Slot& slot : end.slots) {
-    if (!end.sends && slot.in_use && !plan_.groups[slot.group].completes_optionally) check_bytes(slot, false);
+    const bool is_done = !slot.in_use && slot.posted != 0;
+    const bool is_known = is_done || (slot.in_use && !plan_.groups[slot.group].completes_optionally);
+    if (!end.sends && is_known) check_bytes(slot, is_done);
   }
 }
 

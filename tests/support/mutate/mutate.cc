@@ -1,7 +1,7 @@
 // A net plugin that corrupts the data that another plugin delivers. Tests use it to show that a check of bytes fails.
 //
-//   MUTATE_PLUGIN  path of the plugin that transfers the data; its tables are copied, with isend, irecv and test
-// replaced
+//   MUTATE_PLUGIN  path of the plugin that transfers the data; its tables are copied, with isend, irecv, test and
+//                  closeRecv replaced
 //   MUTATE_MODE    none             changes nothing (control run: the test that uses this plugin must pass)
 //                  flip-byte        flips one bit of the byte in the middle of a received member
 //                  swap-members     exchanges the data of two members of a grouped receive that have equal sizes
@@ -10,12 +10,13 @@
 //                  wrong-size       a receive reports one byte less than arrived (1 when 0 bytes arrived)
 //                  wrong-send-size  a send reports one byte less than it sent (1 when it sent 0 bytes)
 //                  error            test returns a remote error for a receive that is done
+//                  late             flips one bit of a received member when the connection has been closed
 //   MUTATE_NTH     which of the messages that the mode can change is changed, counted from 1 (default 1); only this one
 //   MUTATE_ONLY    changes only what does not begin at a page boundary (unaligned), or has only zeros in its second
 //                  half (zeros); default: any message
 //
-// The change happens when `test` reports a request as done, in the memory that was passed to irecv. Messages are
-// counted per process.
+// Unless it is late, the change happens when `test` reports a request as done, in the memory that was passed to irecv.
+// Messages are counted per process.
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -65,7 +66,18 @@ using nccl::Result;
 constexpr std::size_t kTailBytes = 3;
 constexpr std::uintptr_t kPageBytes = 4096;
 
-enum class Mode { kNone, kFlipByte, kSwapMembers, kSkipTail, kOverrun, kWrongSize, kWrongSendSize, kError, kUnknown };
+enum class Mode {
+  kNone,
+  kFlipByte,
+  kSwapMembers,
+  kSkipTail,
+  kOverrun,
+  kWrongSize,
+  kWrongSendSize,
+  kError,
+  kLate,
+  kUnknown
+};
 
 Mode parse_mode(std::string_view name) {
   constexpr std::pair<std::string_view, Mode> kModes[] = {
@@ -77,6 +89,7 @@ Mode parse_mode(std::string_view name) {
       {"wrong-size", Mode::kWrongSize},
       {"wrong-send-size", Mode::kWrongSendSize},
       {"error", Mode::kError},
+      {"late", Mode::kLate},
   };
   for (const auto& [known, mode] : kModes) {
     if (name == known) return mode;
@@ -91,6 +104,7 @@ struct Member {
 
 struct Pending {
   bool is_send;
+  void* comm;
   std::vector<Member> members;
 };
 
@@ -113,13 +127,13 @@ class Mutation {
   void sent(void* request) {
     if (mode_ != Mode::kWrongSendSize) return;
     verbatim::MutexLock lock(mutex_);
-    pending_[request] = {.is_send = true, .members = {}};
+    pending_[request] = {.is_send = true, .comm = nullptr, .members = {}};
   }
 
   // Describes a receive. Called before irecv, because the data may already be there when irecv returns.
   template <typename Size>
-  Pending prepare_receive(std::span<void* const> data, const Size* capacities) const {
-    Pending pending{.is_send = false, .members = {}};
+  Pending prepare_receive(void* comm, std::span<void* const> data, const Size* capacities) const {
+    Pending pending{.is_send = false, .comm = comm, .members = {}};
     if (mode_ == Mode::kNone) return pending;
     for (std::size_t i = 0; i < data.size(); ++i) {
       auto* const bytes = static_cast<unsigned char*>(data[i]);
@@ -142,9 +156,20 @@ class Mutation {
     const auto found = pending_.find(request);
     if (found == pending_.end()) return Result::kSuccess;
     const bool is_due = countdown_ > 0 && can_corrupt(found->second, sizes) && --countdown_ == 0;
-    if (is_due) corrupt(found->second, sizes);
+    if (is_due && mode_ == Mode::kLate) {
+      late_[found->second.comm] = found->second.members[first_nonempty(found->second, sizes)].data;
+      countdown_ = 1;  // the last message of the connection
+    } else if (is_due) {
+      corrupt(found->second, sizes);
+    }
     pending_.erase(found);
     return is_due && mode_ == Mode::kError ? Result::kRemoteError : Result::kSuccess;
+  }
+
+  void closed(void* comm) {
+    verbatim::MutexLock lock(mutex_);
+    if (const auto found = late_.find(comm); found != late_.end()) *found->second ^= 0x10;
+    late_.erase(comm);
   }
 
  private:
@@ -215,6 +240,7 @@ class Mutation {
   verbatim::Mutex mutex_;
   std::size_t countdown_ VERBATIM_GUARDED_BY(mutex_) = 1;
   std::unordered_map<void*, Pending> pending_ VERBATIM_GUARDED_BY(mutex_);
+  std::unordered_map<void*, unsigned char*> late_ VERBATIM_GUARDED_BY(mutex_);  // by comm
 };
 
 Mutation& mutation() {
@@ -243,7 +269,7 @@ struct Irecv;
 template <typename Net, typename Size, typename... Rest>
 struct Irecv<Net, Result (*)(void*, int, void**, Size*, int*, void**, Rest...)> {
   static Result call(void* comm, int n, void** data, Size* sizes, int* tags, void** mhandles, Rest... rest) {
-    Pending pending = mutation().prepare_receive(std::span(data, static_cast<std::size_t>(n)), sizes);
+    Pending pending = mutation().prepare_receive(comm, std::span(data, static_cast<std::size_t>(n)), sizes);
     const Result result = inner<Net>.irecv(comm, n, data, sizes, tags, mhandles, rest...);
     void* const request = *std::get<sizeof...(Rest) - 1>(std::tuple(rest...));
     if (result == Result::kSuccess && request != nullptr) mutation().posted(request, std::move(pending));
@@ -258,6 +284,13 @@ Result test_request(void* request, int* done, int* sizes) {
   int* const reported = sizes != nullptr ? sizes : local_sizes;
   const Result result = inner<Net>.test(request, done, reported);
   return result == Result::kSuccess && *done != 0 ? mutation().completed(request, reported) : result;
+}
+
+template <typename Net>
+Result close_recv(void* comm) {
+  const Result result = inner<Net>.closeRecv(comm);
+  mutation().closed(comm);
+  return result;
 }
 
 template <typename Slot>
@@ -280,6 +313,7 @@ void wrap_table(void* library, const char* symbol, Net& table) {
   table.isend = &Isend<Net>::call;
   table.irecv = &Irecv<Net>::call;
   table.test = &test_request<Net>;
+  table.closeRecv = &close_recv<Net>;
 }
 
 void* library = nullptr;
