@@ -52,17 +52,21 @@ const std::vector<const char*>& consequences() {
   return all;
 }
 
-const Lines& lines_of(Fault fault) {
-  static const std::vector<const char*> of_lanes = {
+const std::vector<const char*>& lines_of_lanes() {
+  static const std::vector<const char*> all = {
       ": its lanes to ",
       " is down, the connection goes on over ",
       " is down, the connection waits for up to ",
       " is back after ",
       "; lane ",  // is used until the one that has failed works again
       "; no other lane works, so operations wait for one, ",
-      ": the link is down (port error); ",
-      ": the link is up again after ",
   };
+  return all;
+}
+
+const Lines& lines_of(Fault fault) {
+  std::vector<const char*> of_lanes = lines_of_lanes();
+  of_lanes.insert(of_lanes.end(), {": the link is down (port error); ", ": the link is up again after "});
   std::vector<const char*> of_gids = of_lanes;
   of_gids.emplace_back(" (GID table change); ");
   // A GID has gone that was read: the device refuses it, or nothing arrives. Or a link-local one was all that was left.
@@ -109,13 +113,15 @@ const Lines& lines_of(Fault fault) {
       // A listen of NCCL stays after an abort, so the peer connects to it and waits.
       {{}, {"its application makes no calls for this connection"}},
       {of_gids, of_addresses},
+      {{}, {}},  // those of one process
   }};
   return all[static_cast<std::size_t>(fault)];
 }
 
-bool has_any(std::string_view line, const std::vector<const char*>& parts) {
+template <typename Part>
+bool has_any(std::string_view line, const std::vector<Part>& parts) {
   return std::any_of(parts.begin(), parts.end(),
-                     [line](const char* part) { return line.find(part) != std::string_view::npos; });
+                     [line](const Part& part) { return line.find(part) != std::string_view::npos; });
 }
 
 // A time in between: its magnitude first, so that short ones are as frequent as long ones.
@@ -418,6 +424,43 @@ std::string draw_hang(Draw& draw) {
          " nth=" + std::to_string(draw_time(draw, 1, 64)) + " count=1";
 }
 
+// One of the first messages or receives of a process, or one of its devices after some messages.
+void draw_qp(Draw& draw, const JobPorts& job, Faults& faults) {
+  constexpr const char* kOperations[] = {"", "op=write", "op=write_imm", "op=read", "op=fetch_add"};
+  // Not those of a network.
+  constexpr const char* kStatuses[] = {"LOC_QP_OP_ERR",     "LOC_PROT_ERR",   "BAD_RESP_ERR",
+                                       "REM_INV_REQ_ERR",   "REM_ACCESS_ERR", "REM_OP_ERR",
+                                       "RNR_RETRY_EXC_ERR", "FATAL_ERR",      "GENERAL_ERR"};
+  const std::size_t process = draw.below(job.ports.size());
+  const std::size_t kind = draw.below(8);
+  const std::string operation = kOperations[draw.below(std::size(kOperations))];
+  const std::string status = kStatuses[draw.below(std::size(kStatuses))];
+  const std::string device = std::to_string(draw.below(job.ports[process]));
+  const std::string number = std::to_string(draw_time(draw, 1, 256));
+  std::string& clauses = faults.clauses[process];
+  if (kind == 1) {
+    return add(clauses, "rnr " + operation + " nth=" + number + " times=" + std::to_string(1 + draw.below(6)));
+  }
+  faults.qp.process = process;
+  if (kind == 0) {
+    add(clauses, "device-fatal device=" + device + " after=" + number);
+    faults.qp.causes = {"softverbs" + device + ": the device has failed (",
+                        "softverbs" + device + " on simulated or its driver failed", "Input/output error",
+                        " does not say which signals it has executed "};
+  } else if (kind == 2) {
+    add(clauses, "drop-completion " + (draw.one_in(2) ? "op=recv" : operation) + " nth=" + number);
+    faults.stall_fail_s = 60;  // longer than all else that is waited for
+    faults.qp.causes = {" (VERBATIM_STALL_FAIL_S)", " the peer has not said what it has executed there"};
+  } else if (kind == 3) {
+    add(clauses, "complete op=recv nth=" + number + " status=LOC_LEN_ERR");
+    faults.qp.causes = {"(IBV_WC_LOC_LEN_ERR "};
+    faults.qp.at_sender = "(IBV_WC_REM_INV_REQ_ERR ";
+  } else {
+    add(clauses, "complete " + operation + " nth=" + number + " status=" + status);
+    faults.qp.causes = {"(IBV_WC_" + status + " "};
+  }
+}
+
 void draw_fault(Draw& draw, Fault fault, const JobPorts& job, Events& events, Faults& faults) {
   constexpr bool kResets = true;
   constexpr bool kRefuses = true;
@@ -467,6 +510,9 @@ void draw_fault(Draw& draw, Fault fault, const JobPorts& job, Events& events, Fa
     case Fault::kGid:
       draw_gid_changes(draw, job, events, faults);
       break;
+    case Fault::kQp:
+      if (events.takes_next()) draw_qp(draw, job, faults);
+      break;
   }
 }
 
@@ -478,8 +524,9 @@ FaultSet draw_set(Draw& draw, std::uint64_t seed) {
   for (std::size_t i = 0; i < kBeforeGid; ++i) {
     if (draw.one_in(8)) drawn.insert(static_cast<Fault>(i));
   }
-  // From numbers of its own: the seeds without it are what they were before there was this fault.
+  // From numbers of their own: the seeds without them are what they were before there were these faults.
   if (Draw(seed ^ 0x61d).one_in(6)) drawn.insert(Fault::kGid);
+  if (Draw(seed ^ 0x9b).one_in(8)) drawn.insert(Fault::kQp);
   return drawn;
 }
 
@@ -577,6 +624,7 @@ void leave_out(Faults& faults, std::size_t processes) {
   std::fill(faults.dies_at.begin() + static_cast<std::ptrdiff_t>(processes), faults.dies_at.end(), 0);
   std::fill(faults.aborts.begin() + static_cast<std::ptrdiff_t>(processes), faults.aborts.end(), Faults::Abort{});
   if (faults.verb.process >= processes) faults.verb = {};
+  if (faults.qp.process >= processes) faults.qp = {};
   if (faults.memory.process >= processes) faults.memory = {};
 }
 
@@ -592,7 +640,19 @@ bool Faults::has_unheard() const {
   return may_be_unheard() && (has_failed || has_lost_any());
 }
 
+bool Faults::is_of_failed_qp(std::string_view line) const {
+  if (qp.causes.empty()) return false;
+  return own_process() == qp.process ||
+         line.find("(pid " + std::to_string(id_of_process(qp.process))) != std::string_view::npos;
+}
+
+bool Faults::names_failed_qp(std::string_view line) const {
+  if (qp.at_sender != nullptr && line.find(qp.at_sender) != std::string_view::npos) return true;
+  return is_of_failed_qp(line) && has_any(line, qp.causes);
+}
+
 bool Faults::allow(std::string_view line) const {
+  if (is_of_failed_qp(line) && has_any(line, lines_of_lanes())) return true;
   if (has_unheard() && line.find(" is down, the connection waits for up to ") != std::string_view::npos) return true;
   return explain(line) || std::any_of(kinds.begin(), kinds.end(), [line](Fault fault) {
            return can_be_named(fault) && has_any(line, lines_of(fault).allowed);
@@ -638,12 +698,15 @@ bool Faults::must_lanes_return() const {
 bool Faults::explain(std::string_view line) const {
   const bool is_unanswered = line.find("transport retry counter exceeded") != std::string_view::npos;
   for (std::size_t process = 0; process < dies_at.size(); ++process) {
-    if (!has_lost(process) && !(is_unanswered && has_left(process))) continue;
+    const bool has_left_qps = has_left(process) || (process == qp.process && !qp.causes.empty());
+    if (!has_lost(process) && !(is_unanswered && has_left_qps)) continue;
     if (line.find("(pid " + std::to_string(id_of_process(process))) != std::string_view::npos) return true;
   }
   if (may_leave_no_port() && line.find(": port is DOWN") != std::string_view::npos) return true;
   if (verb.name != nullptr && line.find(verb.name) != std::string_view::npos) return true;
-  if (!may_end_job && !may_end_setup && !may_end_puts && !may_end_contexts && !has_lost_any()) return false;
+  if (names_failed_qp(line)) return true;
+  const bool may_end = may_end_job || may_end_setup || may_end_puts || may_end_contexts || !qp.causes.empty();
+  if (!may_end && !has_lost_any()) return false;
   const bool is_wait_for_lane = line.find(" has come back within ") != std::string_view::npos;
   if (is_wait_for_lane && must_lanes_return()) return false;
   if (is_wait_for_lane && has_unheard()) return true;
@@ -688,7 +751,7 @@ void count_fault(Fault fault) {
 
 void count_faults_in(std::string_view line) {
   if (line.find(": the link is down (port error)") != std::string_view::npos) count_fault(Fault::kPort);
-  if (has_any(line, {" (GID table change); ", ": the GID table has changed, "})) count_fault(Fault::kGid);
+  if (has_any<const char*>(line, {" (GID table change); ", ": the GID table has changed, "})) count_fault(Fault::kGid);
   if (line.find(" (VERBATIM_CLOSE_TIMEOUT_MS); they are given up") != std::string_view::npos) note_early_close();
 }
 

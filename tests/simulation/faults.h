@@ -30,9 +30,10 @@ enum class Fault : std::size_t {
   kMemory,      // a call of the plugin for memory is refused
   kAbort,       // the application of a process closes all that it has, as ncclCommAbort does
   kGid,         // the GID table of a port changes, with its link or without
+  kQp,          // a work request or a device of a process fails, not because of the network
 };
 constexpr std::array kFaultNames = {"loss",  "late", "port", "reset",  "unanswered", "refused", "cut",
-                                    "death", "verb", "hang", "memory", "abort",      "gid"};
+                                    "death", "verb", "hang", "memory", "abort",      "gid",     "qp"};
 // A process ends early, and all else works.
 constexpr bool is_of_process(Fault fault) {
   return fault == Fault::kDeath || fault == Fault::kAbort;
@@ -63,6 +64,7 @@ struct Faults {
   unsigned timeout = 0;                 // VERBATIM_TIMEOUT; 0: the default
   unsigned reconnect_s = 0;             // VERBATIM_RECONNECT_S; 0: the default
   unsigned keepalive_s = 0;             // VERBATIM_KEEPALIVE_S; 0: the default
+  unsigned stall_fail_s = 0;            // VERBATIM_STALL_FAIL_S, in place of VERBATIM_STALL_WARN_S; 0: the defaults
   std::vector<Time> pauses;             // what a job exchanges has one more part, and each one begins at its time
   TcpFaults tcp;
   std::array<std::uint64_t, kMostProcessesThatDie> dies_at{};  // as Plan has it
@@ -81,6 +83,13 @@ struct Faults {
     int error = 0;
   };
   RefusedVerb verb;
+  // A work request of this process, one of its receives or one of its devices fails.
+  struct FailedQp {
+    std::size_t process = SIZE_MAX;
+    std::vector<std::string> causes = {};  // parts of warnings of this process or about it
+    const char* at_sender = nullptr;       // of a receive: such a part
+  };
+  FailedQp qp;
   // As refuse_memory has it; 0: not.
   struct RefusedMemory {
     std::size_t process = 0;
@@ -108,6 +117,8 @@ struct Faults {
   // An end may have failed or left, and another one waits for a lane to it, because it cannot know that.
   bool has_unheard() const;
   bool must_lanes_return() const;
+  // Whether a warning says that the QP or the device has failed.
+  bool names_failed_qp(std::string_view line) const;
   // At the begin of a process.
   bool may_leave_no_port() const { return kinds.contains(Fault::kPort) || kinds.contains(Fault::kGid); }
   // Then what is connected may find that its addresses have gone, until it has worked.
@@ -115,6 +126,10 @@ struct Faults {
   // Of a warning of the plugin.
   bool allow(std::string_view line) const;
   bool explain(std::string_view line) const;  // as the cause of a call that fails
+
+ private:
+  // Of the process with the failed QP, or about it.
+  bool is_of_failed_qp(std::string_view line) const;
 };
 
 // Beside those of the first processes.

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "simulation/captured_run.h"
@@ -134,6 +135,32 @@ TEST(Faults, VerbThatIsRefused_EndsWhatNeedsItWithItsName) {
     failed += fault_counts().failed_processes;
   }
   EXPECT_NE(failed, 0U);
+}
+
+// The connection goes from process 0 to process 1; a WRITE of process 0 fails.
+CapturedRun run_with_failed_write(std::size_t process, const char* cause) {
+  std::uint64_t seed = 1;
+  Job job = draw_lost_port(seed);
+  job.faults.kinds = {Fault::kQp};
+  job.faults.may_end_job = false;
+  job.faults.clauses = {"complete op=write_imm,write nth=20 status=REM_OP_ERR", ""};
+  job.faults.qp = {.process = process, .causes = {cause}};
+  return run_with(job, seed);
+}
+
+TEST(Faults, WorkRequestThatFails_IsNamedByItsProcess) {
+  const CapturedRun captured = run_with_failed_write(0, "(IBV_WC_REM_OP_ERR ");
+  EXPECT_TRUE(captured.result.passed) << captured.text;
+  EXPECT_EQ(fault_counts().failed_processes, 2U);
+  EXPECT_NE(fault_counts().happened[static_cast<std::size_t>(Fault::kQp)], 0U);
+}
+
+TEST(Faults, WorkRequestThatFailsInAnotherWay_IsFound) {
+  for (const auto& [process, cause] : {std::pair(0, "(IBV_WC_GENERAL_ERR "), std::pair(1, "(IBV_WC_REM_OP_ERR ")}) {
+    const CapturedRun captured = run_with_failed_write(static_cast<std::size_t>(process), cause);
+    EXPECT_FALSE(captured.result.passed);
+    EXPECT_NE(captured.text.find("a warning: NET/Verbatim : sending "), std::string::npos) << captured.text;
+  }
 }
 
 TEST(Faults, MemoryThatIsRefused_EndsWhatNeedsItWithALine) {

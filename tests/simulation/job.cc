@@ -61,9 +61,9 @@ std::string verbs_alive() {
 class Process {
  public:
   Process(const Job& job, std::size_t number)
-      : job_(job),
-        number_(number),
-        call_("process " + std::to_string(number), [&job] { return job.faults.may_end_job; }) {}
+      : job_(job), number_(number), call_("process " + std::to_string(number), [&job, number] {
+          return job.faults.may_end_job || job.faults.qp.process == number;
+        }) {}
 
   void run() {
     void* context = nullptr;
@@ -271,6 +271,10 @@ void set_environment(std::uint64_t seed, Job& job) {
   if (job.faults.names_gid) set("VERBATIM_GID_INDEX", "3");
   if (job.faults.timeout != 0) set("VERBATIM_TIMEOUT", std::to_string(job.faults.timeout));
   if (job.faults.keepalive_s != 0) set("VERBATIM_KEEPALIVE_S", std::to_string(job.faults.keepalive_s));
+  if (job.faults.stall_fail_s != 0) {
+    set("VERBATIM_STALL_WARN_S", "0");
+    set("VERBATIM_STALL_FAIL_S", std::to_string(job.faults.stall_fail_s));
+  }
   if (job.faults.reconnect_s != 0) set("VERBATIM_RECONNECT_S", std::to_string(job.faults.reconnect_s));
 }
 
@@ -376,6 +380,7 @@ bool run_job(const Job& job, std::size_t process) {
   netapi::set_log_callback([&](const netapi::LogLine& line) {
     if (job.prints_log) std::fprintf(stderr, "  log: %s\n", line.text.c_str());
     count_faults_in(line.text);
+    if (job.faults.names_failed_qp(line.text)) count_fault(Fault::kQp);
     if (line.level != nccl::DebugLogLevel::kWarn) return;
     const std::lock_guard lock(mutex);
     is_explained = is_explained || job.faults.explain(line.text);

@@ -91,7 +91,8 @@ class Connection {
 
   bool may_fail() const {
     return faults_.may_end_job || (faults_.may_end_setup && handle_.connected_ends < 2) || has_lost_process() ||
-           ends_at_once(plan_.receiver) || ends_at_once(plan_.sender);
+           ends_at_once(plan_.receiver) || ends_at_once(plan_.sender) || faults_.qp.process == plan_.receiver ||
+           faults_.qp.process == plan_.sender;
   }
   // The application of this process makes no more calls but those that close.
   bool has_aborted() const { return faults_.has_aborted(own_process()); }

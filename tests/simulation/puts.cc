@@ -165,6 +165,7 @@ Rank::Rank(netapi::RmaPlugin& net, const PutPlan& plan, std::size_t rank, const 
 
 bool Rank::may_fail() const {
   if (faults_.may_end_job || faults_.may_end_puts || faults_.has_lost_any()) return true;
+  if (faults_.qp.process < plan_.ranks) return true;
   const bool has_ended =
       std::any_of(handles_, handles_ + plan_.ranks, [](const Handle& each) { return each.is_given_up.load(); });
   const bool is_set_up = coll_ != nullptr && (has_sets_ || !faults_.may_change_gids());
