@@ -516,7 +516,7 @@ void draw_fault(Draw& draw, Fault fault, const JobPorts& job, Events& events, Fa
   }
 }
 
-FaultSet draw_set(Draw& draw, std::uint64_t seed) {
+FaultSet draw_set(Draw& draw, std::uint64_t seed, bool has_optional) {
   FaultSet drawn;
   if (draw.one_in(4)) return drawn;
   constexpr auto kBeforeGid = static_cast<std::size_t>(Fault::kGid);
@@ -527,6 +527,8 @@ FaultSet draw_set(Draw& draw, std::uint64_t seed) {
   // From numbers of their own: the seeds without them are what they were before there were these faults.
   if (Draw(seed ^ 0x61d).one_in(6)) drawn.insert(Fault::kGid);
   if (Draw(seed ^ 0x9b).one_in(8)) drawn.insert(Fault::kQp);
+  // What a receiver has announced without a call to follow must come again over another lane.
+  if (has_optional && Draw(seed ^ 0x0b72).one_in(2)) drawn.insert(Fault::kPort);
   return drawn;
 }
 
@@ -593,7 +595,7 @@ std::string describe(const ChosenFaults& faults) {
 Faults draw_faults(std::uint64_t seed, const JobPorts& job, const std::optional<ChosenFaults>& list) {
   Draw chooser(seed ^ 0x5eed'fa17);  // the job is the same without faults
   Faults faults;
-  const ChosenFaults chosen = list.value_or(ChosenFaults{.kinds = draw_set(chooser, seed)});
+  const ChosenFaults chosen = list.value_or(ChosenFaults{.kinds = draw_set(chooser, seed, job.has_optional)});
   faults.kinds = chosen.kinds;
   faults.clauses.resize(job.ports.size());
   if (faults.kinds.empty()) return faults;

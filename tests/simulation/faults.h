@@ -138,6 +138,7 @@ void leave_out(Faults& faults, std::size_t processes);
 struct JobPorts {
   std::vector<std::size_t> ports;  // of each process
   bool have_lanes = true;          // all that runs between processes with several ports uses all of them
+  bool has_optional = false;       // some receives have optional completion
 };
 
 // `list`: what goes wrong; without a value the seed chooses.

@@ -85,6 +85,14 @@ TEST(Faults, WithoutList_TheSeedChooses) {
   EXPECT_EQ(met.size(), kFaultNames.size());
 }
 
+TEST(Faults, PortsOfReceivesWithOptionalCompletion_FailInManyRuns) {
+  std::size_t with_port = 0;
+  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+    with_port += draw_faults(seed, {.ports = {1}, .has_optional = true}, std::nullopt).kinds.contains(Fault::kPort);
+  }
+  EXPECT_GT(with_port, 30U);
+}
+
 TEST(Faults, LostPackets_AreOneIn40AtMost) {
   constexpr std::string_view kBegin = "loss rate=";
   double most = 0;

@@ -346,7 +346,8 @@ Job draw_job(const Choice& choice, const std::string& plugin) {
   for (std::size_t process = 0; process < job.processes; ++process) job.ports.push_back(1 + draw.below(most_ports));
   job.uses_merged = draw.one_in(2);
   job.has_optional = make_optional(seed, choice, job.connections);
-  job.faults = draw_faults(seed, {job.ports, job.connections.empty() || job.uses_merged}, choice.faults);
+  const bool have_lanes = job.connections.empty() || job.uses_merged;
+  job.faults = draw_faults(seed, {job.ports, have_lanes, job.has_optional}, choice.faults);
   job.order = choice.order;
   leave_out(job, choice);
   reset_fault_counts();
