@@ -1,5 +1,6 @@
 #include "simulation/choice.h"
 
+#include <algorithm>
 #include <charconv>
 #include <sstream>
 #include <system_error>
@@ -36,6 +37,7 @@ bool Choice::set(std::string_view option, std::string_view value) {
   if (option == "parts") return parse_parts(value, parts.emplace());
   if (option == "operations") return parse_number(value, operations) && operations != 0;
   if (option == "order") return parse_number(value, order);
+  if (option == "devices") return std::find(kDevices.begin(), kDevices.end(), devices.emplace(value)) != kDevices.end();
   has_optional = value == "yes";
   return option == "optional" && (*has_optional || value == "no");
 }
@@ -63,6 +65,7 @@ std::string describe(const Choice& choice) {
   if (choice.operations != SIZE_MAX) text += " --operations " + std::to_string(choice.operations);
   if (choice.order != 0) text += " --order " + std::to_string(choice.order);
   if (choice.has_optional) text += *choice.has_optional ? " --optional yes" : " --optional no";
+  if (choice.devices) text += " --devices " + *choice.devices;
   return text;
 }
 

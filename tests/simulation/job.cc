@@ -244,6 +244,11 @@ void unset_unread(const std::string& plugin) {
 // the same for all runs, with any SOFTVERBS_NAMESPACE.
 constexpr const char* kNameOfDirectory = "/proc/self/cwd";
 
+// Of a driver: an RMA communicator may use one device only.
+bool has_profile(const std::string& devices) {
+  return devices != kDevices.front() && devices != "ib";
+}
+
 void set_environment(std::uint64_t seed, Job& job) {
   static const Directory directory;
   unset_others();
@@ -266,7 +271,13 @@ void set_environment(std::uint64_t seed, Job& job) {
   set("VERBATIM_STATE_DIR", "none");  // its socket is of another family
   set("VERBATIM_QPS_PER_CONNECTION", seed % 2 == 0 ? "1" : "2");
   set("VERBATIM_COMPLETION", seed % 3 == 0 ? "atomic" : "imm");
-  set("SOFTVERBS_ATOMICS", "glob");  // one word, several devices
+  if (job.devices == "ib") set("SOFTVERBS_LINK_LAYER", "ib");
+  if (has_profile(job.devices)) {
+    set("SOFTVERBS_PROFILE", job.devices);
+    if (!job.faults.renumbers_gids) set("SOFTVERBS_GID_TABLE", "fixed");  // else the fault gid explains it
+  } else {
+    set("SOFTVERBS_ATOMICS", "glob");  // one word, several devices
+  }
   if (job.faults.renumbers_gids) set("SOFTVERBS_GID_TABLE", "renumbered");
   if (job.faults.names_gid) set("VERBATIM_GID_INDEX", "3");
   if (job.faults.timeout != 0) set("VERBATIM_TIMEOUT", std::to_string(job.faults.timeout));
@@ -315,6 +326,21 @@ bool make_optional(std::uint64_t seed, const Choice& choice, std::vector<Connect
   return has_any;
 }
 
+// In a third of the runs others than the first, from numbers of their own.
+std::string draw_devices(std::uint64_t seed, const Choice& choice) {
+  Draw draw(seed ^ 0xdec5);
+  const bool are_others = draw.one_in(3) && !choice.faults;
+  const std::string_view others = kDevices[1 + draw.below(kDevices.size() - 1)];
+  return choice.devices.value_or(std::string(are_others ? others : kDevices.front()));
+}
+
+// A warning that says what devices of a driver lack.
+bool is_of_devices(const Job& job, std::string_view line) {
+  return has_profile(job.devices) &&
+         (line.find(" does not say what a QP in the error state has executed (") != std::string_view::npos ||
+          line.find("VERBATIM_COMPLETION=atomic is not used between ") != std::string_view::npos);
+}
+
 // Beside those that are set for all processes.
 void add_faults_of_softverbs(const std::string& clauses) {
   if (clauses.empty()) return;
@@ -346,8 +372,12 @@ Job draw_job(const Choice& choice, const std::string& plugin) {
   for (std::size_t process = 0; process < job.processes; ++process) job.ports.push_back(1 + draw.below(most_ports));
   job.uses_merged = draw.one_in(2);
   job.has_optional = make_optional(seed, choice, job.connections);
-  const bool have_lanes = job.connections.empty() || job.uses_merged;
+  job.devices = draw_devices(seed, choice);
+  const bool have_lanes =
+      (job.connections.empty() || job.uses_merged) && (job.puts.ranks == 0 || !has_profile(job.devices));
   job.faults = draw_faults(seed, {job.ports, have_lanes, job.has_optional}, choice.faults);
+  // What changes are addresses of RoCE.
+  if (job.devices == "ib" && job.faults.kinds.contains(Fault::kGid)) job.devices = kDevices.front();
   job.order = choice.order;
   leave_out(job, choice);
   reset_fault_counts();
@@ -385,7 +415,7 @@ bool run_job(const Job& job, std::size_t process) {
     if (line.level != nccl::DebugLogLevel::kWarn) return;
     const std::lock_guard lock(mutex);
     is_explained = is_explained || job.faults.explain(line.text);
-    if (!job.faults.allow(line.text)) problems.push_back("a warning: " + line.text);
+    if (!job.faults.allow(line.text) && !is_of_devices(job, line.text)) problems.push_back("a warning: " + line.text);
   });
   verbatim::test::verbs_counters().before = step_before_verb;
   const bool has_refused_verb = job.faults.verb.name != nullptr && job.faults.verb.process == process;

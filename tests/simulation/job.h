@@ -29,6 +29,7 @@ struct Job {
   std::vector<ConnectionPlan> connections;
   bool uses_merged = false;   // the connections use all ports of a process
   bool has_optional = false;  // some have receives with optional completion
+  std::string devices;        // one of kDevices
   PutPlan puts;               // each process is a rank
   Faults faults;
   Handle* handles = nullptr;  // for the connections, then for the ranks

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <optional>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -133,6 +134,29 @@ TEST(SimulatedJob, OtherSeed_MayHaveManyProcesses) {
   }
   EXPECT_GT(with_many, 1U);
   EXPECT_LT(with_many, 20U);
+}
+
+TEST(SimulatedJob, OtherSeed_MayHaveDevicesOfADriver) {
+  std::set<std::string> met;
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) met.insert(draw_job({.seed = seed}, "plugin").devices);
+  EXPECT_EQ(met.size(), kDevices.size());
+}
+
+// What they lack is said only of them.
+TEST(SimulatedJob, DevicesThatDoNotSayWhatTheyHaveExecuted_AreNamed) {
+  std::uint64_t seed = 1;
+  const auto draw = [&] {
+    return draw_job({.seed = seed, .faults = ChosenFaults{}, .devices = "bnxt_re"}, std::getenv("MUTATE_PLUGIN"));
+  };
+  Job job = draw();
+  while (job.puts.ranks != 2 || job.ports[0] == 1 || job.ports[1] == 1) job = (++seed, draw());
+  const auto run_once = [&] {
+    return captured_run(plan_of(job, seed), 2, [&](std::size_t process) { return run_job(job, process); });
+  };
+  const CapturedRun named = run_once();
+  EXPECT_TRUE(named.result.passed) << named.text;
+  job.devices = kDevices.front();
+  expect_finding(run_once(), " does not say what a QP in the error state has executed (");
 }
 
 TEST(SimulatedJob, ConnectionWithoutSender_ReachesTheLimit) {

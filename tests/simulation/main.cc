@@ -1,12 +1,13 @@
 // simulation --plugin PATH [--seed N] [--seeds COUNT] [--faults LIST] [--processes N] [--parts LIST] [--operations N]
-//            [--order N] [--optional yes|no] [--shrink] [--again N] [--addresses N] [--trace]
+//            [--order N] [--optional yes|no] [--devices NAME] [--shrink] [--again N] [--addresses N] [--trace]
 //
 // Runs a job for each of COUNT seeds, the first of which is N. Each prints the hash of its events, their number, the
 // virtual time that it took, and its faults, with how often each has happened where this is known. --faults LIST: names
 // separated by commas, each with the numbers of its events where not all happen (port/1/3), or none; without it the
 // seed chooses. --processes, --parts (numbers of connections, puts), --operations: of the job that the seed draws only
 // these. --order: another order of the threads. --optional: whether half of the connections have receives with optional
-// completion; without it the seed chooses, and with --faults there are none. --shrink: a run that fails is made
+// completion; without it the seed chooses, and with --faults there are none. --devices: standard, as mlx5, bnxt_re or
+// irdma, or ib; without it the seed chooses, and with --faults they are standard. --shrink: a run that fails is made
 // shorter; the last line repeats the shortest. --again N: every N-th seed runs twice, the second time with other
 // addresses, and its hash must be the same.
 // --addresses N: those of the first time (0); the second time has the next number. --trace: one line for each event.
@@ -147,11 +148,13 @@ class Totals {
 int main(int argc, char** argv) {
   Options options;
   if (!parse(argc, argv, options)) {
-    std::fprintf(stderr,
-                 "usage: %s --plugin PATH [--seed N] [--seeds COUNT] [--faults LIST] [--processes N] [--parts LIST] "
-                 "[--operations N] [--order N] [--optional yes|no] [--shrink] [--again N] [--addresses N] [--trace]\n"
-                 "faults: none",
-                 argv[0]);
+    std::fprintf(
+        stderr,
+        "usage: %s --plugin PATH [--seed N] [--seeds COUNT] [--faults LIST] [--processes N] [--parts LIST] "
+        "[--operations N] [--order N] [--optional yes|no] [--devices NAME] [--shrink] [--again N] [--addresses N] "
+        "[--trace]\n"
+        "faults: none",
+        argv[0]);
     for (const char* name : simulation::kFaultNames) std::fprintf(stderr, ", %s", name);
     std::fprintf(stderr, "\n");
     return 2;

@@ -85,10 +85,11 @@ class Shrinker {
   std::optional<Shorter> shrink() {
     if (best_.tried.result.passed) return std::nullopt;
     best_.choice.faults = ChosenFaults{job().faults.kinds, best_.choice.faults.value_or(ChosenFaults{}).events};
-    if (job().has_optional) {
-      best_.choice.has_optional = true;
-      take_with([](Choice& choice) { choice.has_optional.reset(); });
-    }
+    const Job& first = job();
+    if (first.devices != kDevices.front()) best_.choice.devices = first.devices;
+    if (first.has_optional) best_.choice.has_optional = true;
+    if (best_.choice.devices) take_with([](Choice& choice) { choice.devices.reset(); });
+    if (best_.choice.has_optional) take_with([](Choice& choice) { choice.has_optional.reset(); });
     for (bool goes_on = true; goes_on;) {
       goes_on = leave_out_faults();
       goes_on = leave_out_parts() || goes_on;

@@ -12,9 +12,10 @@ namespace simulation {
 namespace {
 
 TEST(Choice, Text_IsReadAgain) {
-  for (const char* text : {"--seed 7", "--seed 8 --faults none", "--seed 9 --faults loss,port/1/3 --processes 2",
-                           "--seed 1 --parts 0,3,puts --operations 4 --order 5",
-                           "--seed 2 --faults port --optional yes", "--seed 2 --optional no"}) {
+  for (const char* text :
+       {"--seed 7", "--seed 8 --faults none", "--seed 9 --faults loss,port/1/3 --processes 2",
+        "--seed 1 --parts 0,3,puts --operations 4 --order 5", "--seed 2 --faults port --optional yes",
+        "--seed 2 --optional no", "--seed 2 --devices irdma"}) {
     const std::optional<Choice> choice = parse_choice(text);
     ASSERT_TRUE(choice) << text;
     EXPECT_EQ(describe(*choice), text);
@@ -23,7 +24,7 @@ TEST(Choice, Text_IsReadAgain) {
 
 TEST(Choice, TextThatIsWrong_IsRefused) {
   for (const char* text : {"--seed", "--seed x", "seed 7", "--faults rain", "--parts 1,", "--processes 0",
-                           "--operations 0", "--optional maybe", "--rain 1"}) {
+                           "--operations 0", "--optional maybe", "--devices mlx6", "--rain 1"}) {
     EXPECT_FALSE(parse_choice(text)) << text;
   }
 }
@@ -87,6 +88,7 @@ std::optional<Shorter> shrink_job(Fails fails) {
     job.faults.kinds = choice.faults ? choice.faults->kinds : FaultSet{Fault::kLoss, Fault::kPort};
     job.faults.events = {{Fault::kLoss, 4}, {Fault::kPort, 3}};
     job.has_optional = choice.has_optional.value_or(!choice.faults);
+    job.devices = choice.devices.value_or(choice.faults ? "standard" : "irdma");
     tried.text = fails(choice, job);
     tried.result.passed = tried.text.empty();
     return tried;
@@ -116,6 +118,13 @@ TEST(Shrink, OptionalCompletionThatIsNeeded_Stays) {
       shrink_job([](const Choice&, const Job& job) { return job.has_optional ? "signal lost" : ""; });
   ASSERT_TRUE(shorter);
   EXPECT_EQ(describe(shorter->choice), "--seed 5 --faults none --processes 1 --parts 0 --operations 1 --optional yes");
+}
+
+TEST(Shrink, DevicesThatAreNeeded_Stay) {
+  const std::optional<Shorter> shorter =
+      shrink_job([](const Choice&, const Job& job) { return job.devices == "irdma" ? "signal lost" : ""; });
+  ASSERT_TRUE(shorter);
+  EXPECT_EQ(describe(shorter->choice), "--seed 5 --faults none --processes 1 --parts 0 --operations 1 --devices irdma");
 }
 
 TEST(Shrink, FailureOfAnotherKind_IsNotTaken) {
