@@ -1,6 +1,7 @@
 #include "simulation/faults.h"
 
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -114,6 +115,7 @@ const Lines& lines_of(Fault fault) {
       {{}, {"its application makes no calls for this connection"}},
       {of_gids, of_addresses},
       {{}, {}},  // those of one process
+      {{}, {}},  // likewise
   }};
   return all[static_cast<std::size_t>(fault)];
 }
@@ -122,6 +124,13 @@ template <typename Part>
 bool has_any(std::string_view line, const std::vector<Part>& parts) {
   return std::any_of(parts.begin(), parts.end(),
                      [line](const Part& part) { return line.find(part) != std::string_view::npos; });
+}
+
+// Whether this process is the one that is meant, or the line names it.
+bool is_of(std::string_view line, std::size_t process) {
+  if (process >= kMostProcesses) return false;
+  return own_process() == process ||
+         line.find("(pid " + std::to_string(id_of_process(process))) != std::string_view::npos;
 }
 
 // A time in between: its magnitude first, so that short ones are as frequent as long ones.
@@ -461,6 +470,17 @@ void draw_qp(Draw& draw, const JobPorts& job, Faults& faults) {
   }
 }
 
+// Alone with other limits of the plugin, which else would pass while something else lasts.
+void draw_idle(Draw& draw, Faults& faults) {
+  const Time begin = draw_time(draw, 10 * kMicrosecond, 300 * kMillisecond);
+  faults.idle = {.process = draw.below(faults.clauses.size()),
+                 .begin = begin,
+                 .end = begin + draw_time(draw, kSecond, 20 * kSecond)};
+  if (faults.kinds.size() != 1) return;
+  faults.stall_warn_s = 1 + static_cast<unsigned>(draw.below(20));
+  faults.keepalive_s = 1 + static_cast<unsigned>(draw.below(20));
+}
+
 void draw_fault(Draw& draw, Fault fault, const JobPorts& job, Events& events, Faults& faults) {
   constexpr bool kResets = true;
   constexpr bool kRefuses = true;
@@ -513,6 +533,9 @@ void draw_fault(Draw& draw, Fault fault, const JobPorts& job, Events& events, Fa
     case Fault::kQp:
       if (events.takes_next()) draw_qp(draw, job, faults);
       break;
+    case Fault::kIdle:
+      if (events.takes_next()) draw_idle(draw, faults);
+      break;
   }
 }
 
@@ -527,6 +550,11 @@ FaultSet draw_set(Draw& draw, std::uint64_t seed, bool has_optional) {
   // From numbers of their own: the seeds without them are what they were before there were these faults.
   if (Draw(seed ^ 0x61d).one_in(6)) drawn.insert(Fault::kGid);
   if (Draw(seed ^ 0x9b).one_in(8)) drawn.insert(Fault::kQp);
+  Draw idle(seed ^ 0x1d1e);
+  if (idle.one_in(6)) {
+    if (idle.one_in(2)) drawn.clear();
+    drawn.insert(Fault::kIdle);
+  }
   // What a receiver has announced without a call to follow must come again over another lane.
   if (has_optional && Draw(seed ^ 0x0b72).one_in(2)) drawn.insert(Fault::kPort);
   return drawn;
@@ -627,6 +655,7 @@ void leave_out(Faults& faults, std::size_t processes) {
   std::fill(faults.aborts.begin() + static_cast<std::ptrdiff_t>(processes), faults.aborts.end(), Faults::Abort{});
   if (faults.verb.process >= processes) faults.verb = {};
   if (faults.qp.process >= processes) faults.qp = {};
+  if (faults.idle.process >= processes) faults.idle = {};
   if (faults.memory.process >= processes) faults.memory = {};
 }
 
@@ -642,19 +671,14 @@ bool Faults::has_unheard() const {
   return may_be_unheard() && (has_failed || has_lost_any());
 }
 
-bool Faults::is_of_failed_qp(std::string_view line) const {
-  if (qp.causes.empty()) return false;
-  return own_process() == qp.process ||
-         line.find("(pid " + std::to_string(id_of_process(qp.process))) != std::string_view::npos;
-}
-
 bool Faults::names_failed_qp(std::string_view line) const {
   if (qp.at_sender != nullptr && line.find(qp.at_sender) != std::string_view::npos) return true;
-  return is_of_failed_qp(line) && has_any(line, qp.causes);
+  return is_of(line, qp.process) && has_any(line, qp.causes);
 }
 
 bool Faults::allow(std::string_view line) const {
-  if (is_of_failed_qp(line) && has_any(line, lines_of_lanes())) return true;
+  if (!qp.causes.empty() && is_of(line, qp.process) && has_any(line, lines_of_lanes())) return true;
+  if (is_of(line, idle.process) && line.find("stalled for ") != std::string_view::npos) return true;
   if (has_unheard() && line.find(" is down, the connection waits for up to ") != std::string_view::npos) return true;
   return explain(line) || std::any_of(kinds.begin(), kinds.end(), [line](Fault fault) {
            return can_be_named(fault) && has_any(line, lines_of(fault).allowed);
@@ -665,6 +689,12 @@ Time Faults::begin_of(std::size_t number, std::size_t count) const {
   std::size_t part = 0;
   while (part < pauses.size() && number >= (part + 1) * count / (pauses.size() + 1)) ++part;
   return part == 0 ? 0 : pauses[part - 1];
+}
+
+void Faults::wait_while_idle() const {
+  if (own_process() != idle.process || now() < idle.begin || now() >= idle.end) return;
+  count_fault(Fault::kIdle);
+  ::usleep(static_cast<useconds_t>((idle.end - now()) / kMicrosecond));
 }
 
 bool Faults::has_aborted(std::size_t process) const {

@@ -31,9 +31,10 @@ enum class Fault : std::size_t {
   kAbort,       // the application of a process closes all that it has, as ncclCommAbort does
   kGid,         // the GID table of a port changes, with its link or without
   kQp,          // a work request or a device of a process fails, not because of the network
+  kIdle,        // the application of a process makes no calls for some time
 };
-constexpr std::array kFaultNames = {"loss",  "late", "port", "reset",  "unanswered", "refused", "cut",
-                                    "death", "verb", "hang", "memory", "abort",      "gid",     "qp"};
+constexpr std::array kFaultNames = {"loss", "late", "port",   "reset", "unanswered", "refused", "cut", "death",
+                                    "verb", "hang", "memory", "abort", "gid",        "qp",      "idle"};
 // A process ends early, and all else works.
 constexpr bool is_of_process(Fault fault) {
   return fault == Fault::kDeath || fault == Fault::kAbort;
@@ -64,6 +65,7 @@ struct Faults {
   unsigned timeout = 0;                 // VERBATIM_TIMEOUT; 0: the default
   unsigned reconnect_s = 0;             // VERBATIM_RECONNECT_S; 0: the default
   unsigned keepalive_s = 0;             // VERBATIM_KEEPALIVE_S; 0: the default
+  unsigned stall_warn_s = 0;            // VERBATIM_STALL_WARN_S; 0: the default
   unsigned stall_fail_s = 0;            // VERBATIM_STALL_FAIL_S, in place of VERBATIM_STALL_WARN_S; 0: the defaults
   std::vector<Time> pauses;             // what a job exchanges has one more part, and each one begins at its time
   TcpFaults tcp;
@@ -90,6 +92,13 @@ struct Faults {
     const char* at_sender = nullptr;       // of a receive: such a part
   };
   FailedQp qp;
+  // The application of this process, while it exchanges.
+  struct Idle {
+    std::size_t process = SIZE_MAX;
+    Time begin = 0;
+    Time end = 0;
+  };
+  Idle idle;
   // As refuse_memory has it; 0: not.
   struct RefusedMemory {
     std::size_t process = 0;
@@ -104,6 +113,8 @@ struct Faults {
 
   // Of `count` messages or operations of a thread, at the earliest.
   Time begin_of(std::size_t number, std::size_t count) const;
+  // Before a thread of an application makes calls.
+  void wait_while_idle() const;
   bool has_aborted(std::size_t process) const;
   bool has_aborted_any() const;
   // Whether it has died or aborted in this run.
@@ -126,10 +137,6 @@ struct Faults {
   // Of a warning of the plugin.
   bool allow(std::string_view line) const;
   bool explain(std::string_view line) const;  // as the cause of a call that fails
-
- private:
-  // Of the process with the failed QP, or about it.
-  bool is_of_failed_qp(std::string_view line) const;
 };
 
 // Beside those of the first processes.

@@ -385,6 +385,32 @@ TEST(Faults, AbortThatWasNotPlanned_IsFound) {
   EXPECT_NE(captured.text.find(" returned remote error ("), std::string::npos) << captured.text;
 }
 
+// The application of process 0 makes no calls for 15 s. `is_planned`: process 1 allows for it.
+CapturedRun run_with_idle(bool is_planned) {
+  std::uint64_t seed = 1;
+  Job job = draw_messages(seed, {Fault::kIdle});
+  job.faults.idle = {.process = 0, .begin = kMillisecond, .end = 15 * kSecond};
+  Job unplanned = job;
+  unplanned.faults.idle = {};
+  ::setenv("VERBATIM_STALL_WARN_S", "5", 1);
+  return captured_run(plan_of(job, seed), 2, [&](std::size_t process) {
+    return run_job(process == 0 || is_planned ? job : unplanned, process);
+  });
+}
+
+TEST(Faults, ApplicationThatMakesNoCalls_IsWaitedFor) {
+  const CapturedRun captured = run_with_idle(true);
+  EXPECT_TRUE(captured.result.passed) << captured.text;
+  EXPECT_GT(captured.result.outcome.ended, 15 * kSecond);
+  EXPECT_EQ(fault_counts().failed_processes, 0U);
+}
+
+TEST(Faults, WaitThatWasNotPlanned_IsFound) {
+  const CapturedRun captured = run_with_idle(false);
+  EXPECT_FALSE(captured.result.passed);
+  EXPECT_NE(captured.text.find("a warning: NET/Verbatim : stalled for "), std::string::npos) << captured.text;
+}
+
 TEST(Faults, LineOfAPeer_IsExplainedOnlyByItsOwnDeath) {
   std::uint64_t seed = 1;
   Job job = draw_messages(seed, {Fault::kDeath});

@@ -282,6 +282,7 @@ void set_environment(std::uint64_t seed, Job& job) {
   if (job.faults.names_gid) set("VERBATIM_GID_INDEX", "3");
   if (job.faults.timeout != 0) set("VERBATIM_TIMEOUT", std::to_string(job.faults.timeout));
   if (job.faults.keepalive_s != 0) set("VERBATIM_KEEPALIVE_S", std::to_string(job.faults.keepalive_s));
+  if (job.faults.stall_warn_s != 0) set("VERBATIM_STALL_WARN_S", std::to_string(job.faults.stall_warn_s));
   if (job.faults.stall_fail_s != 0) {
     set("VERBATIM_STALL_WARN_S", "0");
     set("VERBATIM_STALL_FAIL_S", std::to_string(job.faults.stall_fail_s));

@@ -102,6 +102,7 @@ void Connection::exchange(End& end) {
   if (end.comm == nullptr) return;
   bool ok = add_buffers(end);
   while (ok && end.done < plan_.groups.size() && !has_aborted() && !waits_in_vain(end)) {
+    faults_.wait_while_idle();
     bool moved = false;
     ok = make_progress(end, moved);
     if (moved) {

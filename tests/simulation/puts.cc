@@ -278,6 +278,7 @@ void Rank::exchange(Set& set) {
   while (ok && !call_.has_failed() && !has_aborted() && !waits_in_vain(set)) {
     if (is_done(set) && !std::exchange(is_counted, true)) ++ended_sets_;
     if (is_counted && ended_sets_ == sets_.size()) break;
+    faults_.wait_while_idle();
     bool moved = false;
     ok = begin(set, moved) && test(set, moved) &&
          call_("table rmaProgress", [&] { return net_.progress(set.contexts); });
