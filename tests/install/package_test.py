@@ -9,6 +9,7 @@ Of each program and library of the wheel, which has all: the glibc and the other
 
 import os
 import pathlib
+import platform
 import re
 import shutil
 import subprocess
@@ -21,6 +22,8 @@ SOURCE = pathlib.Path(__file__).resolve().parents[2]
 OUT = SCRATCH / "out"
 OLDEST_GLIBC = "2.28"
 LIBRARIES = {"libc.so.6", "libdl.so.2", "libm.so.6", "libpthread.so.0"}  # and the loader
+NOTICES_OF_PLUGIN = {"libsodium-dev"}
+NOTICES_OF_PROGRAMS = {"libcli11-dev", "libevent-dev", "libfmt-dev", "libncurses-dev", "nlohmann-json3-dev"}
 PACKAGES = {"libnccl-net-verbatim", "verbatim-tools", "softverbs"}
 
 
@@ -31,9 +34,10 @@ def run(*command, **variables):
     return done.stdout
 
 
-def build(kind):
-    """The packages of a kind. All kinds share one build directory."""
-    lines = run(SOURCE / "tools/package", kind, "--out", OUT, "--build", SCRATCH / "build").splitlines()
+def build(kind, machine=platform.machine()):
+    """The packages of a kind. All kinds share one build directory for each machine."""
+    command = [SOURCE / "tools/package", kind, "--machine", machine, "--out", OUT, "--build", SCRATCH / "build"]
+    lines = run(*command).splitlines()
     return [pathlib.Path(line) for line in lines if line.startswith(f"{OUT}/")]
 
 
@@ -103,10 +107,8 @@ class Deb(unittest.TestCase):
             package: {file.name for file in (self.root / "usr/share/doc" / package / "libraries").iterdir()}
             for package in ("libnccl-net-verbatim", "verbatim-tools")
         }
-        self.assertEqual(notices["libnccl-net-verbatim"], {"libsodium-dev"})
-        self.assertEqual(
-            notices["verbatim-tools"], {"libcli11-dev", "libevent-dev", "libfmt-dev", "libncurses-dev", "nlohmann-json3-dev"}
-        )
+        self.assertEqual(notices["libnccl-net-verbatim"], NOTICES_OF_PLUGIN)
+        self.assertEqual(notices["verbatim-tools"], NOTICES_OF_PROGRAMS)
         check_tools(self, self.root / "usr/bin")
         self.dpkg("--remove", *PACKAGES)
         self.assertEqual(self.files(), [])
@@ -136,6 +138,31 @@ class Wheel(unittest.TestCase):
             self.check_needs(file)
         run(environment / "bin/pip", "uninstall", "--yes", "verbatim-nccl")
         self.assertFalse(plugin.exists())
+
+    def test_WheelForAnotherMachine_HasItsProgramsAndTheyRun(self):
+        emulator = shutil.which("qemu-aarch64")
+        if platform.machine() == "aarch64":
+            self.skipTest("this machine is no other one")
+        trial = [SOURCE / "packaging/aarch64/make_sysroot", SCRATCH / "trial", "libtinfo6"]
+        if subprocess.run(trial, stderr=subprocess.DEVNULL).returncode == 77:
+            self.skipTest("no cross compiler or emulator for aarch64, or no packages")
+        (wheel,) = build("wheel", "aarch64")
+        self.assertRegex(wheel.name, rf"-py3-none-manylinux_{OLDEST_GLIBC.replace('.', '_')}_aarch64\.whl$")
+        root = SCRATCH / "wheel-aarch64"
+        shutil.rmtree(root, ignore_errors=True)
+        shutil.unpack_archive(wheel, root, "zip")
+        files = [file for file in root.rglob("*") if file.is_file() and file.read_bytes()[:4] == b"\x7fELF"]
+        self.assertGreater(len(files), 10)
+        for file in files:
+            self.assertEqual(file.read_bytes()[18:20], b"\xb7\x00")  # EM_AARCH64
+            self.check_needs(file)
+        own = root / "verbatim_nccl/files"
+        notices = {file.name for file in (own / "share/doc/verbatim/libraries").iterdir()}
+        self.assertEqual(notices, NOTICES_OF_PLUGIN | NOTICES_OF_PROGRAMS)
+        variables = {"VERBATIM_VERBS_LIBRARY": own / "lib/verbatim/softverbs/lib/libibverbs.so.1", "SOFTVERBS_NAMESPACE": "aarch64"}
+        (own / "bin/verbatim-info").chmod(0o755)
+        shown = run(emulator, "-L", "/usr/aarch64-linux-gnu", own / "bin/verbatim-info", **variables)
+        self.assertIn("\ninit: succeeds", shown)
 
     def check_needs(self, file):
         shown = run("objdump", "-p", file)

@@ -6,6 +6,7 @@ make_manual.py RELEASE --settings TEMPLATE PROGRAM            section 7: PROGRAM
                                                               which takes the place of the line SETTINGS in TEMPLATE
 """
 
+import os
 import re
 import subprocess
 import sys
@@ -21,8 +22,11 @@ def roff(text):
     return "\\&" + text if text.startswith((".", "\\(aq")) else text
 
 
-def output_of(*command):
-    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+def output_of(program, *arguments):
+    """The variable RUNNER says what runs programs of another machine. Scripts need nothing."""
+    with open(program, "rb") as file:
+        runner = os.environ.get("RUNNER", "").split() if file.read(4) == b"\x7fELF" else []
+    return subprocess.run([*runner, program, *arguments], check=True, capture_output=True, text=True).stdout
 
 
 def title(name, section, release):

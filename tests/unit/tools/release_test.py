@@ -33,7 +33,7 @@ install_data('LICENSE', 'CHANGELOG.md', install_dir: get_option('datadir') / 'do
 PACKAGE = """#!/bin/sh
 [ "$1" != "$FAILS" ] || exit 1
 [ -z "$(git status --porcelain)" ] && [ ! -e untracked ] || exit 2
-echo "$1 of $(git rev-parse HEAD)" >"$3/package.$1"
+echo "$1 of $(git rev-parse HEAD)" >"$3/package.$1.$7"
 """
 
 
@@ -44,7 +44,7 @@ class Project(unittest.TestCase):
         self.scratch = pathlib.Path(scratch.name).resolve()
         bin_ = self.scratch / "bin"
         bin_.mkdir()
-        for program in ("dpkg-deb", "rpmbuild", "pip"):
+        for program in ("dpkg-deb", "rpmbuild", "pip", "aarch64-linux-gnu-g++", "qemu-aarch64"):
             if not shutil.which(program):
                 (bin_ / program).symlink_to("/bin/true")
         (bin_ / "meson").symlink_to(MESON)
@@ -101,12 +101,12 @@ class Release(Project):
         status, _, err = self.release(VERSION)
         self.assertEqual(status, 0, err)
         out = self.root / "dist" / VERSION
-        packages = [f"package.{kind}" for kind in ("archive", "deb", "rpm", "wheel")]
+        packages = [f"package.{kind}.{machine}" for kind in ("archive", "deb", "rpm", "wheel") for machine in ("aarch64", "x86_64")]
         sums = dict(reversed(line.split("  ")) for line in (out / "SHA256SUMS").read_text().splitlines())
         self.assertEqual(sorted(sums), sorted(["NOTES.md", f"verbatim-{VERSION}.tar.gz", *packages]))
         self.assertEqual(sums, {name: self.sum_of(out / name) for name in sums})
         self.assertEqual(sorted(path.name for path in out.iterdir()), sorted([*sums, "SHA256SUMS"]))
-        self.assertEqual((out / "package.rpm").read_text(), f"rpm of {head}\n")
+        self.assertEqual((out / "package.rpm.aarch64").read_text(), f"rpm of {head}\n")
         self.assertEqual((out / "NOTES.md").read_text(), "\n### Added\n\n- A release.\n\n")
         tag = self.run_in(self.root, "git", "tag", "-l", "--format=%(*objectname) %(contents)").stdout
         self.assertEqual(tag.strip(), f"{head} Verbatim {VERSION}\n\n### Added\n\n- A release.")
