@@ -86,8 +86,9 @@ class ConnectedComms {
   static bool fails(const Comm& comm, Call call, const test::SourceLine& line = test::SourceLine::here()) {
     return eventually(
         [&] {
-          if (comm.error() == nullptr) call();
-          return comm.error() != nullptr;
+          // Not error(): the monitor may fail the comm between two calls.
+          if (comm.failure_text() == nullptr) call();
+          return comm.failure_text() != nullptr;
         },
         line);
   }
