@@ -375,8 +375,7 @@ void ContextSetup::prepare_failover() {
     set_->failover_->port_down(*parts_.ports[port].device, parts_.ports[port].port_num, unusable_[port]);
   }
   for (const FailedLane& failed : failed_lanes_) {
-    static_cast<void>(set_->failover_->lane_failed(failed.peer, failed.lane, Failover::Last::kLeave,
-                                                   to_string(failed.error).c_str()));
+    set_->failover_->lane_failed(failed.peer, failed.lane, Failover::Last::kLeave, to_string(failed.error).c_str());
   }
 }
 

@@ -203,8 +203,8 @@ void Failover::check_gid(const Job& job) {
   const int failed =
       port.device->verbs().query_gid(port.device->context(), port.port_num, static_cast<int>(used.index), &now);
   if (failed == 0 && std::memcmp(now.raw, used.gid.raw, sizeof now.raw) == 0) return;  // unlike is_gone()
-  static_cast<void>(lane_failed(job.peer, job.lane, Last::kLeave, "the GID of its port has changed",
-                                "nothing, if this was intended: the lane is made again with the new one"));
+  lane_failed(job.peer, job.lane, Last::kLeave, "the GID of its port has changed",
+              "nothing, if this was intended: the lane is made again with the new one");
 }
 
 void Failover::receive(std::uint32_t peer, const wire::RmaLane& message) {

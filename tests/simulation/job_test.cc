@@ -213,6 +213,8 @@ INSTANTIATE_TEST_SUITE_P(
         // No memory to say how a lane of RMA has failed.
         "--seed 744867 --faults port/1/3/4/5,hang,memory --operations 2 --order 5",
         "--seed 80 --faults port/1/2,memory --operations 1",  // no memory for the shares of the lanes that work
+        // The completion of a flush is lost, and the sender has closed.
+        "--seed 1067336 --faults hang,qp",
         // No memory for the renewal of a lane.
         "--seed 701160 --faults port/1/2/4/5,refused,memory --parts 0,2,puts --operations 32 --order 23",
         // The peer has ended, and neither a lane nor the side channel comes back.

@@ -36,6 +36,7 @@ void check_connection(const StallSettings& settings, ConnectionTable& table, Mon
   StallDetector& detector = connection.stall_detector;
   const Comm::Activity activity = comm.take_activity();
   const wire::ConnectionStatus status = comm.status();
+  if (connection.peer_closed && status.flushes == 0) return;  // all else ends when the peer has
   const Action action =
       detector.check(settings, now, status, activity.send_refused, activity.tested, suspect_ns(comm, status));
   if (action == Action::kNone) return;
@@ -76,7 +77,7 @@ void check_connection(const StallSettings& settings, ConnectionTable& table, Mon
 }  // namespace
 
 void StallReports::check(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now) const {
-  if (now < connection.stall_check_ns || connection.peer_closed || connection.failure_exchanged) return;
+  if (now < connection.stall_check_ns || connection.failure_exchanged) return;
   const bool waits = connection.awaits_qp_state(now);  // DeviceCalls makes a check due
   try {
     if (!waits) check_connection(settings_, table, connection, now);

@@ -220,22 +220,40 @@ TEST(StallLine, CompletionLost_NamesDevice) {
                        kOnePosted + kNoProgress, kAllSent, kKernelLog)});
 }
 
+// A flush of what has come, after which `then` is called.
+Lines lines_of_flush(const std::function<void(StallEnds&)>& then) {
+  return stalled({.faults = "delay op=read by=1000s",
+                  .begin =
+                      [&](StallEnds& ends) {
+                        ends.post();
+                        ASSERT_TRUE(ends.link.wait(ends.receive));
+                        ends.link.is_completed(ends.receive);
+                        ASSERT_TRUE(ends.link.wait(ends.send));
+                        ends.flush = ends.link.recv().iflush(ends.target.data(), *ends.target_memory);
+                        ASSERT_NE(ends.flush, nullptr);
+                        then(ends);
+                      },
+                  .drive = [](StallEnds& ends) { ends.test_flush(); },
+                  .type = MemoryType::kCuda});
+}
+
+std::string flush_line(const std::string& peer) {
+  return line("this host's device: a flush of GPU memory does not complete (data of " + kPeer + ")",
+              "1 receives posted (64 bytes received), 0 not arrived, 1 flushes, QPs in RTS" + kNoProgress, peer,
+              kKernelLog);
+}
+
 TEST(StallLine, FlushNotCompleted_NamesDevice) {
-  EXPECT_EQ(stalled({.faults = "delay op=read by=1000s",
-                     .begin =
-                         [](StallEnds& ends) {
-                           ends.post();
-                           ASSERT_TRUE(ends.link.wait(ends.receive));
-                           ends.link.is_completed(ends.receive);
-                           ASSERT_TRUE(ends.link.wait(ends.send));
-                           ends.flush = ends.link.recv().iflush(ends.target.data(), *ends.target_memory);
-                           ASSERT_NE(ends.flush, nullptr);
-                         },
-                     .drive = [](StallEnds& ends) { ends.test_flush(); },
-                     .type = MemoryType::kCuda}),
-            Lines{line("this host's device: a flush of GPU memory does not complete (data of " + kPeer + ")",
-                       "1 receives posted (64 bytes received), 0 not arrived, 1 flushes, QPs in RTS" + kNoProgress,
-                       kAllSent, kKernelLog)});
+  EXPECT_EQ(lines_of_flush([](StallEnds&) {}), Lines{flush_line(kAllSent)});
+}
+
+// A sender closes when all has been acknowledged, and the receiver flushes then.
+TEST(StallLine, FlushNotCompletedAfterPeerHasClosed_NamesDevice) {
+  const auto close = [](StallEnds& ends) {
+    ends.source_memory.reset();
+    ends.link.context().close(ends.link.send());
+  };
+  EXPECT_EQ(lines_of_flush(close), Lines{flush_line("no answer")});
 }
 
 // A peer process that is stopped after it has connected.
