@@ -119,7 +119,7 @@ void ContextSet::fail_unknown(const PeerQueue& queue) noexcept {
     return Failure{describe(queue) +
                        ": the lane has failed, and the peer's device does not say which signals it has "
                        "executed (rq_psn of ibv_query_qp)",
-                   {"the device or its driver reports no PSN that a QP expects, refuses to reset one, or was not asked",
+                   {"the device or its driver reports no PSN that a QP expects, resets no QP in ERR, or was not asked",
                     "set VERBATIM_FAILOVER=0, and look at the link of " + path.local.device},
                    path};
   });
