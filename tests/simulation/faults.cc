@@ -654,7 +654,10 @@ void leave_out(Faults& faults, std::size_t processes) {
   std::fill(faults.dies_at.begin() + static_cast<std::ptrdiff_t>(processes), faults.dies_at.end(), 0);
   std::fill(faults.aborts.begin() + static_cast<std::ptrdiff_t>(processes), faults.aborts.end(), Faults::Abort{});
   if (faults.verb.process >= processes) faults.verb = {};
-  if (faults.qp.process >= processes) faults.qp = {};
+  if (faults.qp.process >= processes) {
+    faults.qp = {};
+    faults.stall_fail_s = 0;
+  }
   if (faults.idle.process >= processes) faults.idle = {};
   if (faults.memory.process >= processes) faults.memory = {};
 }
@@ -724,7 +727,10 @@ bool Faults::has_left(std::size_t process) const {
 // Each link returns long before VERBATIM_RECONNECT_S has passed, and nothing else keeps its lanes from being made
 // again.
 bool Faults::must_lanes_return() const {
-  return reconnect_s == 0 && std::all_of(kinds.begin(), kinds.end(), [](Fault fault) { return fault <= Fault::kPort; });
+  const auto keeps_lanes = [this](Fault fault) {
+    return fault <= Fault::kPort || fault == Fault::kIdle || (fault == Fault::kQp && qp.causes.empty());
+  };
+  return reconnect_s == 0 && std::all_of(kinds.begin(), kinds.end(), keeps_lanes);
 }
 
 bool Faults::explain(std::string_view line) const {

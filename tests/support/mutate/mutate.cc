@@ -11,7 +11,8 @@
 //                  wrong-send-size  a send reports one byte less than it sent (1 when it sent 0 bytes)
 //                  error            test returns a remote error for a receive that is done
 //                  late             flips one bit of a received member when the connection has been closed
-//   MUTATE_NTH     which of the messages that the mode can change is changed, counted from 1 (default 1); only this one
+//   MUTATE_NTH     which of the messages that the mode can change is changed, counted from 1 (default 1); only this
+//                  one; late: one of each connection
 //   MUTATE_ONLY    changes only what does not begin at a page boundary (unaligned), or has only zeros in its second
 //                  half (zeros); default: any message
 //
