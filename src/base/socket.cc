@@ -232,11 +232,11 @@ Result<bool> tcp_connected(const UniqueFd& socket) {
   return true;
 }
 
-Result<bool> OutgoingMessage::send(const UniqueFd& socket) {
-  while (sent_ < bytes_.size()) {
-    const ssize_t count = ::send(socket.get(), bytes_.data() + sent_, bytes_.size() - sent_, MSG_NOSIGNAL);
+Result<bool> send_from(const UniqueFd& socket, std::span<const std::uint8_t> bytes, std::size_t& sent) {
+  while (sent < bytes.size()) {
+    const ssize_t count = ::send(socket.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
     if (count >= 0) {
-      sent_ += static_cast<std::size_t>(count);
+      sent += static_cast<std::size_t>(count);
     } else if (would_block(errno)) {
       return false;
     } else if (errno != EINTR) {

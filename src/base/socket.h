@@ -57,14 +57,17 @@ void reset_connection(const UniqueFd& socket);
 // Whether neither end has closed or reset the connection, as far as this host knows.
 bool is_established(const UniqueFd& socket);
 
+// Sends what the socket accepts now of `bytes` from position `sent` on, and advances `sent`. True when the kernel has
+// accepted all.
+Result<bool> send_from(const UniqueFd& socket, std::span<const std::uint8_t> bytes, std::size_t& sent);
+
 // A message that is sent in as many parts as the socket accepts.
 class OutgoingMessage {
  public:
   OutgoingMessage() = default;
   explicit OutgoingMessage(std::vector<std::uint8_t> bytes) : bytes_(std::move(bytes)) {}
 
-  // Sends what the socket accepts now. True when the kernel has accepted all bytes.
-  Result<bool> send(const UniqueFd& socket);
+  Result<bool> send(const UniqueFd& socket) { return send_from(socket, bytes_, sent_); }
 
  private:
   std::vector<std::uint8_t> bytes_;

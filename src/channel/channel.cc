@@ -185,7 +185,7 @@ Result<std::optional<Channel::Message>> Channel::receive() {
 
 // False: the peer cannot have received so many, or leaves some out.
 bool Channel::receive_ack(std::span<const std::uint8_t> body) {
-  const std::optional<wire::Ack> ack = wire::decode_ack(body);
+  const std::optional<wire::Ack> ack = wire::decode<wire::Ack>(body);
   if (!ack || ack->number > received_) return false;
   peers_number_ = ack->number;
   if (ack->received <= acknowledged_) return true;

@@ -83,18 +83,11 @@ bool MessageStream::add(const UniqueFd& socket, std::span<const std::uint8_t> me
 
 std::size_t MessageStream::send_some(const UniqueFd& socket, std::span<const std::uint8_t> bytes) {
   std::size_t sent = 0;
-  while (sent < bytes.size()) {
-    const ssize_t count = ::send(socket.get(), bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (count > 0) {
-      sent += static_cast<std::size_t>(count);
-    } else if (errno == EAGAIN) {
-      return sent;
-    } else if (errno != EINTR) {
-      if (send_error_ == 0 && errno != EPIPE) send_error_ = errno;  // EPIPE: receive() finds the end of file
-      return bytes.size();
-    }
-  }
-  return sent;
+  const Result<bool> all = send_from(socket, bytes, sent);
+  if (all) return sent;
+  const int error = all.error().sys_errno;
+  if (send_error_ == 0 && error != EPIPE) send_error_ = error;  // EPIPE: receive() finds the end of file
+  return bytes.size();
 }
 
 bool MessageStream::flush(const UniqueFd& socket) {

@@ -73,30 +73,6 @@ std::optional<FailureNotice> decode_failure(std::span<std::uint8_t> body) {
                        std::string_view(reinterpret_cast<const char*>(text.data()), text.size())};
 }
 
-namespace {
-
-// A body of which every value is possible.
-template <typename T>
-std::optional<T> decode(std::span<const std::uint8_t> body) {
-  Reader reader(body);
-  const T decoded = reader.get<T>();
-  return reader.complete() ? std::optional(decoded) : std::nullopt;
-}
-
-}  // namespace
-
-std::optional<std::uint32_t> decode_status_query(std::span<const std::uint8_t> body) {
-  return decode<std::uint32_t>(body);
-}
-
-std::optional<Ack> decode_ack(std::span<const std::uint8_t> body) {
-  return decode<Ack>(body);
-}
-
-std::optional<LaneDown> decode_lane_down(std::span<const std::uint8_t> body) {
-  return decode<LaneDown>(body);
-}
-
 std::optional<ConnectionStatus> decode_status_reply(std::span<const std::uint8_t> body) {
   const auto reply = decode<ConnectionStatus>(body);
   return reply && reply->sends <= 1 ? reply : std::nullopt;

@@ -24,6 +24,7 @@
 #include <type_traits>
 
 #include "wire/authentication.h"
+#include "wire/codec.h"
 #include "wire/handshake.h"
 
 namespace verbatim::wire {
@@ -147,12 +148,16 @@ class Notice {
 
 // nullopt when a body is too short or has impossible fields. The text of a failure is made printable in place.
 std::optional<FailureNotice> decode_failure(std::span<std::uint8_t> body);
-std::optional<std::uint32_t> decode_status_query(std::span<const std::uint8_t> body);
 std::optional<ConnectionStatus> decode_status_reply(std::span<const std::uint8_t> body);
-std::optional<Ack> decode_ack(std::span<const std::uint8_t> body);
 std::optional<Resume> decode_resume(std::span<const std::uint8_t> body);
-std::optional<LaneDown> decode_lane_down(std::span<const std::uint8_t> body);
 std::optional<LaneReport> decode_lane_fenced(std::span<const std::uint8_t> body);
 std::optional<LaneAddress> decode_lane_address(std::span<const std::uint8_t> body);
+// For a body of which every value is possible: an Ack, a LaneDown, or the number of a status query.
+template <typename T>
+std::optional<T> decode(std::span<const std::uint8_t> body) {
+  Reader reader(body);
+  const T decoded = reader.get<T>();
+  return reader.complete() ? std::optional(decoded) : std::nullopt;
+}
 
 }  // namespace verbatim::wire

@@ -68,7 +68,7 @@ void decode_notices(std::span<const std::uint8_t> body) {
     require(failed->kind <= verbatim::ErrorKind::kRemote, "an error kind is known");
     require(printable(failed->text), "a peer's error text is printable");
   }
-  static_cast<void>(wire::decode_status_query(body));
+  static_cast<void>(wire::decode<std::uint32_t>(body));
   if (const auto status = wire::decode_status_reply(body))
     require(status->sends <= 1, "an end is a sender or a receiver");
   if (const auto connection = wire::decode_resume(body)) {
@@ -76,8 +76,8 @@ void decode_notices(std::span<const std::uint8_t> body) {
     require(wire::decode_resume(again.bytes().subspan(wire::kHeaderBytes)) == connection,
             "a decoded identity can be encoded and decoded again");
   }
-  static_cast<void>(wire::decode_ack(body));
-  static_cast<void>(wire::decode_lane_down(body));
+  static_cast<void>(wire::decode<wire::Ack>(body));
+  static_cast<void>(wire::decode<wire::LaneDown>(body));
   if (const auto report = wire::decode_lane_fenced(body)) {
     require(report->qps <= wire::kMaxLaneQps, "a report has at most the QPs of a lane");
     const wire::Notice again = wire::Notice::lane_fenced(*report);

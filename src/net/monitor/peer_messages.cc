@@ -56,7 +56,7 @@ void handle(ConnectionTable& table, MonitoredConnection& connection, const Chann
     case wire::MessageType::kAck:
       return;  // the channel's own
     case wire::MessageType::kStatusQuery:
-      connection.unanswered_query = wire::decode_status_query(message.body);
+      connection.unanswered_query = wire::decode<std::uint32_t>(message.body);
       if ((connection.query_is_new = connection.unanswered_query.has_value())) return;
       break;
     case wire::MessageType::kStatusReply:
@@ -71,7 +71,7 @@ void handle(ConnectionTable& table, MonitoredConnection& connection, const Chann
       }
       break;
     case wire::MessageType::kLaneDown:
-      if (const std::optional<wire::LaneDown> down = wire::decode_lane_down(message.body)) {
+      if (const std::optional<wire::LaneDown> down = wire::decode<wire::LaneDown>(message.body)) {
         if (connection.comm->receive_lane_down(*down)) return;
       }
       break;

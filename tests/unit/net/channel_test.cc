@@ -545,9 +545,9 @@ TEST_F(ChannelTest, LostBeforeAcknowledged_IsSentAgainWithItsNumber) {
     std::optional<wire::LaneDown> down;
     eventually([&] {
       const auto message = made.receive();
-      if (message && *message && (*message)->type == MessageType::kAck) ack = wire::decode_ack((*message)->body);
+      if (message && *message && (*message)->type == MessageType::kAck) ack = wire::decode<wire::Ack>((*message)->body);
       if (message && *message && (*message)->type == MessageType::kLaneDown) {
-        down = wire::decode_lane_down((*message)->body);
+        down = wire::decode<wire::LaneDown>((*message)->body);
       }
       return !message || down;
     });
@@ -768,7 +768,8 @@ class ChannelPair : public ::testing::Test {
       if (!*message) break;
       if ((*message)->type != MessageType::kLaneDown) continue;
       const std::span<const std::uint8_t> body = (*message)->body;
-      EXPECT_EQ(wire::decode_lane_down(body.first(sizeof(wire::LaneDown)))->round, end.received) << "once and in order";
+      EXPECT_EQ(wire::decode<wire::LaneDown>(body.first(sizeof(wire::LaneDown)))->round, end.received)
+          << "once and in order";
       const std::span<const std::uint8_t> rest = body.subspan(sizeof(wire::LaneDown));
       const auto value = static_cast<std::uint8_t>(end.received);
       EXPECT_TRUE(std::ranges::all_of(rest, [&](std::uint8_t byte) { return byte == value; }));

@@ -258,7 +258,7 @@ class RecordedConnectionTest : public TwoProcessesTest {
         EXPECT_TRUE(message);
         if (!message || !*message) return !message;
         if ((*message)->type != wire::MessageType::kLaneDown) return false;
-        EXPECT_EQ(wire::decode_lane_down((*message)->body)->round, end.received++);
+        EXPECT_EQ(wire::decode<wire::LaneDown>((*message)->body)->round, end.received++);
         return true;
       });
       end.channel().flush();

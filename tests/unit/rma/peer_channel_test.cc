@@ -102,7 +102,7 @@ class PeerChannelTest : public ::testing::Test {
     std::optional<wire::Ack> ack;
     eventually([&] {
       const auto message = peer_.receive();
-      if (message && *message && (*message)->type == MessageType::kAck) ack = wire::decode_ack((*message)->body);
+      if (message && *message && (*message)->type == MessageType::kAck) ack = wire::decode<wire::Ack>((*message)->body);
       return !message || *message;
     });
     return ack ? ack->received : UINT64_MAX;

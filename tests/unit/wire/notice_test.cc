@@ -71,8 +71,8 @@ TEST(Notice, MalformedFailure_IsRejected) {
 
 TEST(Notice, StatusQueryAndReply_RoundTrip) {
   const std::vector<std::uint8_t> question = body_of(Notice::status_query(17));
-  EXPECT_EQ(decode_status_query(question), 17U);
-  EXPECT_FALSE(decode_status_query(std::span(question).first(3)));
+  EXPECT_EQ(decode<std::uint32_t>(question), 17U);
+  EXPECT_FALSE(decode<std::uint32_t>(std::span(question).first(3)));
 
   const ConnectionStatus view{.id = 17,
                               .sends = 1,
@@ -104,12 +104,12 @@ TEST(Notice, StatusQueryAndReply_RoundTrip) {
 
 TEST(Notice, Ack_HasTheNumbersOfMessages) {
   const std::vector<std::uint8_t> body = body_of(Notice::ack({std::uint64_t{1} << 40, 7}));
-  const std::optional<Ack> decoded = decode_ack(body);
+  const std::optional<Ack> decoded = decode<Ack>(body);
   ASSERT_TRUE(decoded);
   EXPECT_EQ(decoded->received, std::uint64_t{1} << 40);
   EXPECT_EQ(decoded->number, 7U);
   for (std::size_t bytes = 0; bytes < body.size(); ++bytes) {
-    EXPECT_FALSE(decode_ack(std::span(body).first(bytes))) << bytes;
+    EXPECT_FALSE(decode<Ack>(std::span(body).first(bytes))) << bytes;
   }
 }
 
