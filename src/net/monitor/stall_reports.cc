@@ -36,7 +36,8 @@ void check_connection(const StallSettings& settings, ConnectionTable& table, Mon
   StallDetector& detector = connection.stall_detector;
   const Comm::Activity activity = comm.take_activity();
   const wire::ConnectionStatus status = comm.status();
-  if (connection.peer_closed && status.flushes == 0) return;  // all else ends when the peer has
+  // Receives end when the peer has.
+  if (connection.peer_closed && comm.kind() == CommKind::kRecv && status.flushes == 0) return;
   const Action action =
       detector.check(settings, now, status, activity.send_refused, activity.tested, suspect_ns(comm, status));
   if (action == Action::kNone) return;

@@ -256,6 +256,27 @@ TEST(StallLine, FlushNotCompletedAfterPeerHasClosed_NamesDevice) {
   EXPECT_EQ(lines_of_flush(close), Lines{flush_line("no answer")});
 }
 
+// A receiver closes when all has arrived. The completion of the sender is lost.
+TEST(StallLine, SendNotCompletedAfterPeerHasClosed_NamesDevice) {
+  EXPECT_EQ(stalled({.faults = "drop-completion op=write_imm",
+                     .begin =
+                         [](StallEnds& ends) {
+                           ends.post();
+                           ASSERT_TRUE(ends.link.wait(ends.receive));
+                           ends.link.is_completed(ends.receive);
+                           ends.target_memory.reset();
+                           ends.link.context().close(ends.link.recv());
+                         },
+                     .drive =
+                         [](StallEnds& ends) {
+                           int done = 0;
+                           SendComm::test(*ends.send, &done, nullptr);
+                         }}),
+            Lines{line("the network, or the device: data between this end and " + kPeer +
+                           " was posted and is not acknowledged",
+                       kUnderWay + kNoProgress, "no answer", kBothHosts)});
+}
+
 // A peer process that is stopped after it has connected.
 class StoppedPeer {
  public:
