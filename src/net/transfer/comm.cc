@@ -153,7 +153,7 @@ void Comm::gid_changed(const Device& device, std::uint8_t port_num, const GidEnt
   {
     const MutexLock lock(qps_mutex_);
     for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
-      const std::size_t qp = failover_->qps(lane).front();
+      const std::size_t qp = failover_->lane(lane).qps.front();
       if (is_on(qp, device, port_num) && is_same(endpoint_.gid(qp), gid)) lanes |= LaneNotices::Lanes{1} << lane;
     }
   }

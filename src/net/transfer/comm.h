@@ -222,7 +222,7 @@ class Comm {
     // rxe refuses to send while the link is down, instead of retrying.
     const bool refused = completion.status == IBV_WC_LOC_QP_OP_ERR;
     if (completion.status != IBV_WC_RETRY_EXC_ERR && !refused && completion.status != IBV_WC_WR_FLUSH_ERR) return false;
-    const LaneState state = failover_->state(failover_->lane_of(qp));
+    const LaneState state = failover_->lane(failover_->lane_of(qp)).state;
     if (state != LaneState::kWorking && state != LaneState::kJoining) {
       failure_state_.set_flag(FailureState::Flag::kLanes);  // it may be drained now
       return true;
@@ -240,13 +240,13 @@ class Comm {
   }
   // A WRITE that shows that a lane works has completed.
   void ping_answered(std::size_t qp) {
-    std::uint8_t& pings = failover_->pings(failover_->lane_of(qp));
+    std::uint8_t& pings = failover_->lane(failover_->lane_of(qp)).pings;
     if (pings == 0) return;
     pings_left_ -= 1;
     if (--pings == 0) failure_state_.set_flag(kLanes);
   }
   void pings_posted(std::size_t lane, std::uint8_t count) {
-    failover_->pings(lane) = count;
+    failover_->lane(lane).pings = count;
     pings_left_ += count;
   }
   // A failed completion of a probe, on a lane that is down.

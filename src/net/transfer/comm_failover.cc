@@ -17,6 +17,8 @@ constexpr std::uint64_t kCauseWaitNs = 500 * kNanosecondsPerMillisecond;
 // A NIC does not wait until its writes have arrived in memory, and the completion of a QP in ERR does not say so where
 // a driver makes it in software. This is longer than a write stays on a bus.
 constexpr std::uint64_t kLateBytesNs = 10 * kNanosecondsPerMillisecond;
+// How often the monitor looks at a lane within VERBATIM_LANE_TIMEOUT_MS.
+constexpr std::uint64_t kLooks = 8;
 
 }  // namespace
 
@@ -86,7 +88,7 @@ bool Comm::receive_lane_address(wire::MessageType type, const wire::LaneAddress&
 void Comm::renew_lanes() noexcept {
   for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
     try {
-      const std::span<const std::uint8_t> qps = failover_->qps(lane);
+      const std::span<const std::uint8_t> qps = failover_->lane(lane).qps;
       const LaneRenewal::Subject subject{endpoint_, settings_.config, qps,
                                          needs_flush_qp(endpoint_.qps()[qps.front()].device)};
       wire::LaneAddress offer;
@@ -105,7 +107,7 @@ void Comm::port_down(const Device& device, std::uint8_t port_num) {
   if (failover_ == nullptr) return;
   LaneNotices::Lanes lanes = 0;
   for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
-    if (is_on(failover_->qps(lane).front(), device, port_num)) lanes |= LaneNotices::Lanes{1} << lane;
+    if (is_on(failover_->lane(lane).qps.front(), device, port_num)) lanes |= LaneNotices::Lanes{1} << lane;
   }
   receive_event(lanes);
 }
@@ -137,21 +139,21 @@ void Comm::repeat_port_events(const Port* up) {
 std::uint64_t Comm::watch_lanes(std::uint64_t now) {
   const std::uint64_t timeout_ns = settings_.config.lane_timeout_ms * kNanosecondsPerMillisecond;
   if (!can_lose_lanes() || kind_ == CommKind::kRecv || timeout_ns == 0) return kNever;
-  // The last acknowledgement came between two looks: with this, no lane waits longer than the timeout.
-  const std::uint64_t period_ns = timeout_ns / 8;
+  // The last acknowledgement came between two looks, and one more confirms it: no lane waits longer than the timeout.
+  const std::uint64_t period_ns = timeout_ns / kLooks;
   bool other_works = false;
   for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
-    Failover::Watch& watch = failover_->watch(lane);
+    Failover::Watch& watch = failover_->lane(lane).watch;
     const LaneProgress progress = lane_progress(lane);
     const bool moved = progress.completed != std::exchange(watch.completed, progress.completed);
-    const bool is_used = works(failover_->qps(lane).front());
+    const bool is_used = works(failover_->lane(lane).qps.front());
     const bool is_new = watch.waits_since_ns == 0;
     if (moved || progress.posted == progress.completed || !is_used || is_new) watch.waits_since_ns = now;
     other_works = other_works || (is_used && watch.waits_since_ns == now);
   }
   for (std::size_t lane = 0; other_works && lane < failover_->lanes(); ++lane) {
-    const Failover::Watch& watch = failover_->watch(lane);
-    if (!works(failover_->qps(lane).front()) || now - watch.waits_since_ns < timeout_ns - period_ns) continue;
+    const Failover::Watch& watch = failover_->lane(lane).watch;
+    if (!works(failover_->lane(lane).qps.front()) || now - watch.waits_since_ns < timeout_ns - 2 * period_ns) continue;
     failover_->notices.receive_suspicion(lane);
     failure_state_.set_flag(kLanes);
   }
@@ -213,7 +215,7 @@ std::uint64_t Comm::waited_ns(std::uint64_t now) {
 bool Comm::port_is_used(std::size_t port) const {
   const std::span<const EndpointQp> qps = endpoint_.qps();
   for (std::size_t qp = 0; qp < qps.size(); ++qp) {
-    const bool joins = failover_->state(failover_->lane_of(qp)) == LaneState::kJoining;
+    const bool joins = failover_->lane(failover_->lane_of(qp)).state == LaneState::kJoining;
     if (qps[qp].device == port && (joins || works(qp))) return true;
   }
   return false;
@@ -282,10 +284,10 @@ void Comm::log_lane_down(std::size_t lane, bool worked, const Failure& failure) 
 }
 
 void Comm::log_lane_up(std::size_t lane) const {
-  const std::uint64_t outage_ns = monotonic_ns() - failover_->down_ns(lane);
+  const std::uint64_t outage_ns = monotonic_ns() - failover_->lane(lane).down_ns;
   VERBATIM_WARN("lane %zu of %zu is back after %s, the connection uses %zu with %s. Path: %s", lane + 1,
                 failover_->lanes(), to_duration(outage_ns).c_str(), failover_->working(), bandwidth_left().c_str(),
-                describe_path(failover_->qps(lane).front()).c_str());
+                describe_path(failover_->lane(lane).qps.front()).c_str());
 }
 
 // Whether the comm can go on although its last lane fails. A connection that has never worked is not made for this
@@ -332,11 +334,11 @@ bool Comm::awaits_cause() noexcept {
 void Comm::fence_lane(std::size_t lane) noexcept {
   failover_->flushed.reset();
   failover_->set_state(lane, LaneState::kDraining);
-  if (failover_->was_used(lane)) failover_->down_ns(lane) = monotonic_ns();
+  if (failover_->lane(lane).used) failover_->lane(lane).down_ns = monotonic_ns();
   failover_->waits = failover_->working() == 0;
-  if (failover_->was_used(lane)) recovering_ = true;
+  if (failover_->lane(lane).used) recovering_ = true;
   failure_state_.set_flag(kLanes);
-  for (const std::size_t qp : failover_->qps(lane)) {
+  for (const std::size_t qp : failover_->lane(lane).qps) {
     const EndpointQp& end = endpoint_.qps()[qp];
     const Status stopped = to_error(end.qp.get(), *endpoint_.ports()[end.device]->device);
     if (stopped) continue;
@@ -349,7 +351,7 @@ void Comm::fence_lane(std::size_t lane) noexcept {
   }
   failover_->fenced_ns = monotonic_ns();
   try {
-    if (failover_->was_used(lane)) failover_->begin_outage(lane);
+    if (failover_->lane(lane).used) failover_->begin_outage(lane);
     stop_lane(lane);
     failover_->notices.send_down(lane);
   } catch (...) {
@@ -364,7 +366,7 @@ bool Comm::takes_down(const LaneNotices::Incoming& incoming, LaneNotices::Lanes 
   if ((events >> lane & 1) == 0) return false;
   const LaneNotices::Lanes leaving = events | incoming.down | incoming.fenced;
   for (std::size_t other = 0; other < failover_->lanes(); ++other) {
-    if (works(failover_->qps(other).front()) && (leaving >> other & 1) == 0) return true;
+    if (works(failover_->lane(other).qps.front()) && (leaving >> other & 1) == 0) return true;
   }
   return false;
 }
@@ -372,7 +374,7 @@ bool Comm::takes_down(const LaneNotices::Incoming& incoming, LaneNotices::Lanes 
 // The peer takes down the only lane that works.
 void Comm::fail_last_lane(std::size_t lane) noexcept {
   fail(ErrorKind::kRemote, "lane", [&] {
-    const PathFacts path = facts(failover_->qps(lane).front());
+    const PathFacts path = facts(failover_->lane(lane).qps.front());
     const std::string peer = endpoint_.peer_name();
     return Failure{"the peer " + peer + " reported that the last lane of the connection is down",
                    {"every pair of ports has failed, at one end or the other",
@@ -398,10 +400,10 @@ void Comm::advance_lanes(bool all_polled) {
   for (std::size_t lane = 0; lane < failover_->lanes() && error() == nullptr; ++lane) {
     advance_lane(lane, may_be_late);
     // QPs that were in ERR for so long have no completions left when all have been polled.
-    if (all_polled && failover_->state(lane) == LaneState::kDown) adopt_new_qps(lane);
-    const LaneState state = failover_->state(lane);
+    if (all_polled && failover_->lane(lane).state == LaneState::kDown) adopt_new_qps(lane);
+    const LaneState state = failover_->lane(lane).state;
     const bool fences = state == LaneState::kDraining || state == LaneState::kFenced;
-    recovering = recovering || (fences && failover_->was_used(lane));
+    recovering = recovering || (fences && failover_->lane(lane).used);
   }
   failover_->fences = recovering;
   if (awaits_cause()) return;
@@ -415,20 +417,24 @@ void Comm::advance_lanes(bool all_polled) {
   // A notice may have come since take(), or new QPs.
   bool pending = may_be_late || failover_->notices.pending();
   for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {
-    pending = pending || (failover_->state(lane) == LaneState::kDown && failover_->renewal.ready(lane));
+    pending = pending || (failover_->lane(lane).state == LaneState::kDown && failover_->renewal.ready(lane));
   }
   if (pending) failure_state_.set_flag(kLanes);
 }
 
 void Comm::receive_lane_notices() {
   const LaneNotices::Incoming incoming = failover_->notices.take();
+  const std::uint64_t half_look_ns = settings_.config.lane_timeout_ms * kNanosecondsPerMillisecond / kLooks / 2;
   for (std::size_t lane = 0; lane < failover_->lanes() && error() == nullptr; ++lane) {
-    const std::size_t qp = failover_->qps(lane).front();
-    const LaneState state = failover_->state(lane);
+    const std::size_t qp = failover_->lane(lane).qps.front();
+    const LaneState state = failover_->lane(lane).state;
     const bool port = takes_down(incoming, incoming.events, lane);
     const bool peer = ((incoming.down | incoming.fenced) >> lane & 1) != 0;
-    const bool suspected = (incoming.suspected >> lane & 1) != 0 && failover_->working() > 1;
-    if ((incoming.fenced >> lane & 1) != 0) failover_->set_peer_fenced(lane);
+    const bool suspected =
+        (incoming.suspected >> lane & 1) != 0 && failover_->working() > 1 &&
+        (kind_ == CommKind::kRecv ||
+         failover_->confirms_suspicion(lane, lane_progress(lane).completed, monotonic_ns(), half_look_ns));
+    if ((incoming.fenced >> lane & 1) != 0) failover_->lane(lane).peer_fenced = true;
     if (state == LaneState::kJoining && !peer && (incoming.joined >> lane & 1) != 0) lane_joined(lane);
     if ((state != LaneState::kWorking && state != LaneState::kJoining) || (!port && !peer && !suspected)) continue;
     if (state == LaneState::kWorking && failover_->working() == 1 && !can_wait_for_lane()) return fail_last_lane(lane);
@@ -453,29 +459,30 @@ void Comm::receive_lane_notices() {
     });
   }
   for (std::size_t lane = 0; lane < failover_->lanes() && error() == nullptr; ++lane) {
-    const std::size_t port = endpoint_.qps()[failover_->qps(lane).front()].device;
+    const std::size_t port = endpoint_.qps()[failover_->lane(lane).qps.front()].device;
     if ((incoming.events >> lane & 1) != 0 && !port_is_used(port)) stop_port(port);
   }
 }
 
 void Comm::advance_lane(std::size_t lane, bool may_be_late) {
-  if (failover_->state(lane) == LaneState::kDraining && lane_drained(lane) && !may_be_late) {
+  if (failover_->lane(lane).state == LaneState::kDraining && lane_drained(lane) && !may_be_late) {
     failover_->set_state(lane, LaneState::kFenced);
     if (!failover_->notices.reported(lane)) failover_->notices.send_report(lane_report(lane));
     if (observer_ != nullptr) observer_->comm_changed(*this);
   }
   const bool peer_closed = failure_state_.has(CommEvent::kPeerClosed);
-  if (failover_->state(lane) == LaneState::kFenced && (failover_->peer_fenced(lane) || peer_closed)) {
+  if (failover_->lane(lane).state == LaneState::kFenced && (failover_->lane(lane).peer_fenced || peer_closed)) {
     std::optional<wire::LaneReport> report;
-    if (failover_->peer_fenced(lane)) report = failover_->notices.report(lane);
-    const bool unused = !failover_->was_used(lane);
+    if (failover_->lane(lane).peer_fenced) report = failover_->notices.report(lane);
+    const bool unused = !failover_->lane(lane).used;
     failover_->set_state(lane, LaneState::kDown);
     recover_lane(lane, report);
     if (!report) return;
     failover_->renewal.lane_down(lane, failover_->notices.round(lane), unused);
     if (observer_ != nullptr) observer_->comm_changed(*this);
   }
-  if (failover_->state(lane) == LaneState::kJoining && kind_ == CommKind::kSend && failover_->pings(lane) == 0) {
+  if (failover_->lane(lane).state == LaneState::kJoining && kind_ == CommKind::kSend &&
+      failover_->lane(lane).pings == 0) {
     lane_joined(lane);
     wire::LaneAddress address;
     address.lane = static_cast<std::uint32_t>(lane);
@@ -498,7 +505,7 @@ void Comm::adopt_new_qps(std::size_t lane) {
   bool flushes = true;
   {
     const MutexLock lock(qps_mutex_);
-    endpoint_.exchange_qps(failover_->qps(lane), made->qps, made->remote);
+    endpoint_.exchange_qps(failover_->lane(lane).qps, made->qps, made->remote);
     flushes = restore_flush_qp(port, made->flush_qp);
   }
   renewal.retire(std::move(*made));

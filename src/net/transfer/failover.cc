@@ -226,6 +226,13 @@ void Failover::end_outage(std::size_t lane) {
   if (open != outages_.end()) open->end_ns = unix_ns();
 }
 
+bool Failover::confirms_suspicion(std::size_t lane, std::uint32_t completed, std::uint64_t now, std::uint64_t wait_ns) {
+  Lane& suspected = lanes_[lane];
+  const bool moved = std::exchange(suspected.suspected_completed, completed) != completed;
+  if (moved || suspected.suspected_ns == 0) suspected.suspected_ns = now;
+  return now - suspected.suspected_ns >= wait_ns;
+}
+
 void Failover::set_state(std::size_t lane, LaneState state) {
   lanes_[lane].state = state;
   if (state == LaneState::kJoining) lanes_[lane].peer_fenced = lanes_[lane].used = false;

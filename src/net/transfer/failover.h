@@ -130,14 +130,30 @@ enum class LaneWait : std::uint8_t { kNone, kForLane, kForAgreement };
 // The lanes of a comm. The thread of its data path, except what is marked.
 class Failover {
  public:
+  // The monitor's: what it has seen of a lane's acknowledgements.
+  struct Watch {
+    std::uint32_t completed = 0;
+    std::uint64_t waits_since_ns = 0;  // for an acknowledgement; the time of the last look if one came or none is due
+  };
+  struct Lane {
+    LaneState state = LaneState::kWorking;  // see set_state()
+    bool peer_fenced = false;
+    std::uint8_t pings = 0;     // of a sender, while it is kJoining: outstanding WRITEs that show that it works
+    bool used = true;           // it has worked in this round
+    std::uint64_t down_ns = 0;  // when it went down
+    Watch watch;
+    std::uint32_t suspected_completed = 0;  // when the data path saw that the lane is suspected
+    std::uint64_t suspected_ns = 0;
+    std::vector<std::uint8_t> qps;
+  };
+
   // nullptr where failover is impossible: too many QPs for a notice, or one lane where `reconnects` is false.
   static std::unique_ptr<Failover> create(std::span<const EndpointQp> qps, bool sends, bool reconnects);
 
   std::size_t lanes() const { return lanes_.size(); }
   // Lanes have the same numbers at both ends: in the order of their first QPs.
   std::size_t lane_of(std::size_t qp) const { return lane_of_qp_[qp]; }
-  std::span<const std::uint8_t> qps(std::size_t lane) const { return lanes_[lane].qps; }
-  LaneState state(std::size_t lane) const { return lanes_[lane].state; }
+  Lane& lane(std::size_t number) { return lanes_[number]; }
   // Any thread.
   bool works(std::size_t qp) const {
     return (not_working_.load(std::memory_order_relaxed) >> lane_of_qp_[qp] & 1) == 0;
@@ -149,24 +165,13 @@ class Failover {
   // Whether the comm can go on without any lane, until one comes back.
   bool reconnects() const { return reconnects_; }
   void set_state(std::size_t lane, LaneState state);
-  bool peer_fenced(std::size_t lane) const { return lanes_[lane].peer_fenced; }
-  void set_peer_fenced(std::size_t lane) { lanes_[lane].peer_fenced = true; }
-  // Of a sender, while the lane is kJoining: outstanding WRITEs that show that it works.
-  std::uint8_t& pings(std::size_t lane) { return lanes_[lane].pings; }
-  // Whether the lane has worked in this round.
-  bool was_used(std::size_t lane) const { return lanes_[lane].used; }
-  // When the lane went down.
-  std::uint64_t& down_ns(std::size_t lane) { return lanes_[lane].down_ns; }
   // For statistics: the last outages of all lanes. begin_outage may throw std::bad_alloc.
   void begin_outage(std::size_t lane);
   void end_outage(std::size_t lane);
   const std::vector<LaneOutage>& outages() const { return outages_; }
-  // The monitor's: what it has seen of the lane's acknowledgements.
-  struct Watch {
-    std::uint32_t completed = 0;
-    std::uint64_t waits_since_ns = 0;  // for an acknowledgement; the time of the last look if one came or none is due
-  };
-  Watch& watch(std::size_t lane) { return lanes_[lane].watch; }
+  // Whether the monitor suspects the lane again, at least `wait_ns` after the data path first saw it, and nothing has
+  // completed since. An application that has made no calls for long finds out only then what has completed.
+  bool confirms_suspicion(std::size_t lane, std::uint32_t completed, std::uint64_t now, std::uint64_t wait_ns);
   // No lane works. Any thread.
   std::atomic<bool> waits{false};
   // A lane that was used is not fenced at both ends. Any thread.
@@ -189,16 +194,6 @@ class Failover {
   LaneRenewal renewal;
 
  private:
-  struct Lane {
-    LaneState state = LaneState::kWorking;
-    bool peer_fenced = false;
-    std::uint8_t pings = 0;
-    bool used = true;
-    std::uint64_t down_ns = 0;
-    Watch watch;
-    std::vector<std::uint8_t> qps;
-  };
-
   explicit Failover(std::vector<Lane> lanes, std::vector<std::uint8_t> lane_of_qp, bool sends, bool reconnects)
       : notices(lanes.size()),
         renewal(lanes.size(), sends),

@@ -11,15 +11,15 @@
 namespace verbatim {
 
 void RecvComm::stop_lane(std::size_t lane) {
-  for (const std::size_t qp : failover_->qps(lane)) queues_[qp].down = true;
+  for (const std::size_t qp : failover_->lane(lane).qps) queues_[qp].down = true;
 }
 
 bool RecvComm::lane_drained(std::size_t lane) const {
   const auto is_flushed = [&](std::size_t qp) { return queues_[qp].flushed == queues_[qp].outstanding(); };
-  if (arrivals_ == nullptr) return std::ranges::all_of(failover_->qps(lane), is_flushed);
+  if (arrivals_ == nullptr) return std::ranges::all_of(failover_->lane(lane).qps, is_flushed);
   // Other lanes add to the arrival words too: those that work until the sender is fenced, those that it has declared
   // down until they are flushed here.
-  if (!failover_->peer_fenced(lane) && !failure_state_.has(CommEvent::kPeerClosed)) return false;
+  if (!failover_->lane(lane).peer_fenced && !failure_state_.has(CommEvent::kPeerClosed)) return false;
   for (std::size_t qp = 0; qp < queues_.size(); ++qp) {
     if (queues_[qp].down && !is_flushed(qp)) return false;
   }
@@ -30,7 +30,7 @@ wire::LaneReport RecvComm::lane_report(std::size_t lane) {
   if (replays_messages()) return message_report(lane);
   wire::LaneReport report{
       .lane = static_cast<std::uint32_t>(lane), .members = next_member_, .next_arrival = oldest_member_};
-  for (const std::size_t qp : failover_->qps(lane)) report.arrived[report.qps++] = queues_[qp].arrived();
+  for (const std::size_t qp : failover_->lane(lane).qps) report.arrived[report.qps++] = queues_[qp].arrived();
   return report;
 }
 
@@ -67,7 +67,7 @@ void RecvComm::recover_lane(std::size_t, const std::optional<wire::LaneReport>&)
 }
 
 void RecvComm::adopt_lane(std::size_t lane) {
-  for (const std::size_t qp : failover_->qps(lane)) {
+  for (const std::size_t qp : failover_->lane(lane).qps) {
     queues_[qp] = {endpoint_.qps()[qp].qp.get()};
     if (arrivals_ != nullptr) {
       post_fence_receive(qp);

@@ -295,7 +295,7 @@ class SendComm final : public CommProgress<SendComm> {
   wire::LaneReport lane_report(std::size_t lane) override;
   // Whether what is missing is posted again as whole messages (failover.h).
   bool replays_messages() const { return atomic_ || !can_lose_lanes(); }
-  bool drains_all(std::size_t lane) const { return replays_messages() && failover_->was_used(lane); }
+  bool drains_all(std::size_t lane) const { return replays_messages() && failover_->lane(lane).used; }
   bool cts_arrived(std::uint32_t members) const;
   void recover_lane(std::size_t lane, const std::optional<wire::LaneReport>& peer) override;
   bool recovered() override;

@@ -24,7 +24,7 @@ void SendComm::set_turns() {
 }
 
 void SendComm::stop_lane(std::size_t lane) {
-  if (failover_->was_used(lane)) fencing_ = true;
+  if (failover_->lane(lane).used) fencing_ = true;
   set_turns();
 }
 
@@ -34,10 +34,10 @@ bool SendComm::queue_drained(std::size_t queue) const {
 
 bool SendComm::lane_drained(std::size_t lane) const {
   if (!drains_all(lane)) {
-    return std::ranges::all_of(failover_->qps(lane), [&](std::size_t qp) { return queue_drained(qp); });
+    return std::ranges::all_of(failover_->lane(lane).qps, [&](std::size_t qp) { return queue_drained(qp); });
   }
   for (std::size_t queue = 0; queue < queues_.size(); ++queue) {
-    if (failover_->was_used(failover_->lane_of(queue)) && !queue_drained(queue)) return false;
+    if (failover_->lane(failover_->lane_of(queue)).used && !queue_drained(queue)) return false;
   }
   return true;
 }
@@ -63,9 +63,9 @@ void SendComm::recover_lane(std::size_t lane, const std::optional<wire::LaneRepo
   if (peer && (!awaited_members_ || static_cast<std::int32_t>(peer->members - *awaited_members_) > 0)) {
     awaited_members_ = peer->members;
   }
-  const std::span<const std::uint8_t> qps = failover_->qps(lane);
+  const std::span<const std::uint8_t> qps = failover_->lane(lane).qps;
   if (replays_messages()) {
-    if (failover_->was_used(lane)) recover_messages(peer);
+    if (failover_->lane(lane).used) recover_messages(peer);
     for (std::size_t i = 0; !logs_.empty() && i < qps.size(); ++i) logs_[qps[i]].clear();
     return;
   }
@@ -164,7 +164,7 @@ void SendComm::recover_messages(const std::optional<wire::LaneReport>& peer) {
 
 Comm::LaneProgress SendComm::lane_progress(std::size_t lane) const {
   LaneProgress progress;
-  for (const std::size_t qp : failover_->qps(lane)) {
+  for (const std::size_t qp : failover_->lane(lane).qps) {
     progress.completed += logs_[qp].completed();
     progress.posted += logs_[qp].posted();
   }
@@ -173,7 +173,7 @@ Comm::LaneProgress SendComm::lane_progress(std::size_t lane) const {
 
 void SendComm::adopt_lane(std::size_t lane) {
   std::uint8_t pings = 0;
-  for (const std::size_t index : failover_->qps(lane)) {
+  for (const std::size_t index : failover_->lane(lane).qps) {
     const EndpointQp& end = endpoint_.qps()[index];
     SendQueue& queue = queues_[index];
     queue.qp = end.qp.get();

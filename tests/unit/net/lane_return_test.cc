@@ -198,6 +198,28 @@ TEST(LaneReturns, NothingIsAcknowledged_LaneIsSuspected) {
   EXPECT_GE(count_lines(output, "lane 2 of 2 is back after ", ""), 2U);
 }
 
+// The application polls too late: one lane has nothing to do, on the other one an acknowledgement has not been polled.
+TEST(LaneReturns, NothingWasPolled_LaneIsNotSuspected) {
+  constexpr std::uint64_t kTimeoutNs = 3'600'000'000'000;  // so long that the monitor does not look itself
+  const std::string output = in_child("",
+                                      [] {
+                                        Traffic traffic;
+                                        Buffers<> buffers(traffic.link, 1);
+                                        Request* const receive = traffic.link.posted([&] { return buffers.irecv(1); });
+                                        Request* const send = traffic.link.posted([&] { return buffers.isend(1); });
+                                        ASSERT_TRUE(ConnectedComms::eventually([&] {
+                                          traffic.link.recv().progress();
+                                          return receive->state == RequestState::kDone;
+                                        }));
+                                        traffic.link.send().watch_lanes(monotonic_ns());
+                                        traffic.link.send().watch_lanes(monotonic_ns() + kTimeoutNs);
+                                        ASSERT_TRUE(traffic.link.wait(send));
+                                        traffic.round();
+                                      },
+                                      {{"SOFTVERBS_ENGINE", "inline"}, {"VERBATIM_LANE_TIMEOUT_MS", "3600000"}});
+  EXPECT_EQ(count_lines(output, "", "is down, "), 0U);
+}
+
 // The events have no effect while both links are down: no lane would be left. When the first link is up they have.
 TEST(LaneReturns, BothLinksAreDown_FirstOneThatIsUpCarriesAll) {
   const std::string output =
