@@ -116,9 +116,11 @@ bool StallWatch::check_stalls(const StallSettings& settings, std::uint64_t now) 
     checked_ns_ = now;
     for (Watched& watched : watched_) watched.progress_ns = now;
   }
+  const bool polled_before = polled_ns_ == checked_ns_;
   skip_gap(settings, now);
   recent_ns_ = 2 * settings.idle_period_ns();
   if (set_.take_polled()) polled_ns_ = now;
+  keeps_polling_ = polled_before && polled_ns_ == now;
   bool outstanding = false;
   const std::size_t peers = set_.queues().size() / set_.contexts();
   try {
@@ -162,7 +164,7 @@ void StallWatch::check_peer(const StallSettings& settings, std::size_t peer, std
       return fail_without_lane(queue, now - watched.lane_failed_ns);
     }
     // A flush reads over the ports of all lanes to oneself: which one hangs is not known here.
-    if (lane_timeout_ns_ != 0 && is_polled(now) && !set_.is_own(queue.peer)) {
+    if (lane_timeout_ns_ != 0 && keeps_polling_ && !set_.is_own(queue.peer)) {
       if (std::exchange(watched.lane, lane) != lane) {
         watched.progress_ns = now;
         continue;

@@ -65,6 +65,7 @@ class StallWatch final : public MonitoredRmaSet {
   std::uint64_t checked_ns_ = 0;
   std::uint64_t polled_ns_ = 0;  // the last check before which the application has polled
   std::uint64_t recent_ns_ = 0;
+  bool keeps_polling_ = false;  // before both of the last two checks: it has learnt what has completed
 };
 
 }  // namespace verbatim::rma

@@ -56,8 +56,8 @@ class RmaLanes : public ::testing::Test {
   using Variable = std::pair<const char*, const char*>;
 
   ~RmaLanes() override {
-    for (const char* name :
-         {"VERBATIM_TIMEOUT", "VERBATIM_LANE_TIMEOUT_MS", "VERBATIM_FAILOVER", "VERBATIM_RECONNECT_S"})
+    for (const char* name : {"VERBATIM_TIMEOUT", "VERBATIM_LANE_TIMEOUT_MS", "VERBATIM_STALL_WARN_S",
+                             "VERBATIM_FAILOVER", "VERBATIM_RECONNECT_S"})
       ::unsetenv(name);
     ::setenv("SOFTVERBS_DEVICES", "4", 1);
     ::setenv("SOFTVERBS_ATOMICS", "glob", 1);
@@ -490,6 +490,34 @@ TEST_F(RmaLanes, PacketsVanish_LaneIsLeftAfterItsTimeout) {
   // The other end may be first.
   const std::string lines = std::string(ranks_.text(0)) + ranks_.text(1);
   EXPECT_NE(lines.find("VERBATIM_LANE_TIMEOUT_MS"), std::string::npos) << lines;
+}
+
+// An application that makes no calls does not learn what has completed: its lane has not failed.
+TEST_F(RmaLanes, NothingWasPolled_LaneIsUsed) {
+  ::setenv("VERBATIM_LANE_TIMEOUT_MS", "100", 1);
+  ::setenv("VERBATIM_STALL_WARN_S", "1", 1);
+  forget();
+  const std::vector<int> statuses = ranks_.run_processes([&](Rank& rank) {
+    begin(rank, "");
+    rank.connect();
+    rank.create({.contexts = 1});
+    Words words(16);
+    void* const memory = rank.register_memory(words.data(), words.bytes());
+    rank.barrier();
+    if (rank.number() == 0) {
+      EXPECT_TRUE(rank.wait_ok(rank.put(0, {memory, 0}, 8, {memory, 64}, 1)));
+      void* const put = rank.put(0, {memory, 0}, 8, {memory, 64}, 1);
+      for (Wait wait(kLimit); lines_in(ranks_.text(0), "stalled for") == 0 && !wait.is_over(); wait.rest()) {
+      }
+      EXPECT_EQ(lines_in(ranks_.text(0), "stalled for"), 1U);
+      EXPECT_TRUE(rank.wait_ok(put));
+    }
+    rank.barrier();
+    rank.close();
+    EXPECT_OK(net_->finalize(net_context_));
+  });
+  for (const int rank : {0, 1}) EXPECT_EQ(statuses[static_cast<std::size_t>(rank)], 0) << ranks_.text(rank);
+  EXPECT_EQ(lines_in(ranks_.text(0), "has left lane"), 0U) << ranks_.text(0);
 }
 
 TEST_F(RmaLanes, BothEndsLoseTheirPort_AllArrives) {
