@@ -403,7 +403,8 @@ class Comm {
   // Any thread: events of ports have no effect while no other lane is left. Now one may be. `up`: a port that is not
   // down any more.
   void repeat_port_events(const Port* up);
-  bool can_wait_for_lane() const;
+  // `peer_waits`: it has said so. Else a path that has never worked is not waited for.
+  bool can_wait_for_lane(bool peer_waits = false) const;
   bool link_goes_down(std::size_t qp) const;
   void advance_lanes(bool all_polled);
   void receive_lane_notices();

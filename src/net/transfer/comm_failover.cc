@@ -292,13 +292,13 @@ void Comm::log_lane_up(std::size_t lane) const {
 
 // Whether the comm can go on although its last lane fails. A connection that has never worked is not made for this
 // network; one whose peer has ended, or answers nothing, has nobody to wait for.
-bool Comm::can_wait_for_lane() const {
+bool Comm::can_wait_for_lane(bool peer_waits) const {
   const bool ended = failure_state_.has(CommEvent::kPeerClosed, CommEvent::kPeerDisconnected, CommEvent::kPeerFailed,
                                         CommEvent::kPeerAborted, CommEvent::kFailedByMonitor);
   const bool device_failed =
       failure_state_.has(CommEvent::kDeviceFailed) && !is_qp_event(failure_state_.device_event());
   return failover_->reconnects() && !ended && !device_failed && failure_state_.channel_state() == ChannelState::kOpen &&
-         completed_counts().peer_responded;
+         (peer_waits || completed_counts().peer_responded);
 }
 
 void Comm::fail_without_memory() noexcept {
@@ -437,7 +437,8 @@ void Comm::receive_lane_notices() {
     if ((incoming.fenced >> lane & 1) != 0) failover_->lane(lane).peer_fenced = true;
     if (state == LaneState::kJoining && !peer && (incoming.joined >> lane & 1) != 0) lane_joined(lane);
     if ((state != LaneState::kWorking && state != LaneState::kJoining) || (!port && !peer && !suspected)) continue;
-    if (state == LaneState::kWorking && failover_->working() == 1 && !can_wait_for_lane()) return fail_last_lane(lane);
+    if (state == LaneState::kWorking && failover_->working() == 1 && !can_wait_for_lane(peer))
+      return fail_last_lane(lane);
     take_lane_down(qp, [&] {
       const PathFacts path = facts(qp);
       if (!port && !peer) {
