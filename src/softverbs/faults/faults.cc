@@ -255,8 +255,10 @@ int Faults::refused_call(std::uint64_t call, std::uint32_t device) {
       call_bit(Verb::kDestroyQp) | call_bit(Verb::kDestroyAh) | call_bit(Verb::kReqNotifyCq) |
       call_bit(Verb::kGetCqEvent) | call_bit(Verb::kGetAsyncEvent) | kPostSendCall | kPostRecvCall | kPostSrqRecvCall |
       kPollCqCall;
-  const bool is_fatal = segment_.ports[device].fatal.load(std::memory_order_acquire) != 0;
-  if (is_fatal && (call & kAllowedOnFatalDevice) == 0) return EIO;
+  const auto fails = [&] {
+    return (call & kAllowedOnFatalDevice) == 0 && segment_.ports[device].fatal.load(std::memory_order_acquire) != 0;
+  };
+  if (fails()) return EIO;
   int error = 0;
   std::uint64_t delay_ns = 0;
   {
@@ -275,8 +277,9 @@ int Faults::refused_call(std::uint64_t call, std::uint32_t device) {
       }
     }
   }
-  if (delay_ns != 0) std::this_thread::sleep_for(std::chrono::nanoseconds(delay_ns));
-  return error;
+  if (delay_ns == 0) return error;
+  std::this_thread::sleep_for(std::chrono::nanoseconds(delay_ns));
+  return fails() ? EIO : error;  // the device may have failed meanwhile
 }
 
 int Faults::refused_registration(std::uint64_t bytes, std::uint64_t regions, std::uint64_t locked_bytes) {

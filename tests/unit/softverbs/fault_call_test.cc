@@ -230,6 +230,24 @@ TEST(DeviceFatal, Calls_FailWithEio) {
   });  // the destroy verbs succeed; the fixture checks them
 }
 
+TEST(DeviceFatal, CallThatHangs_FailsWithEio) {
+  with_faults("slow verb=alloc_pd by=300ms; device-fatal after=1", [] {
+    Pair pair;
+    std::atomic<bool> begins{false};
+    std::thread caller([&] {
+      begins = true;
+      EXPECT_EQ(verbs().alloc_pd(pair.device.context.get()), nullptr);
+      EXPECT_EQ(errno, EIO);
+    });
+    while (!begins) std::this_thread::yield();
+    for (int i = 0; i < 2; ++i) {
+      ASSERT_EQ(post(pair.a.qp(), IBV_WR_RDMA_WRITE, {}, pair.to_target()), 0);
+      poll_one(pair.a.send_cq());
+    }
+    caller.join();
+  });
+}
+
 // ---- fault scripts for a running process ----
 
 // Runs `softverbs-control fault` as a user would. Polls meanwhile, because with the inline engine a process applies the
