@@ -70,10 +70,7 @@ std::optional<GidEntry> read_gid(const Verbs& verbs, ibv_context* context, std::
     }
   }
   ibv_gid gid = {};
-  if (!check_errno("ibv_query_gid", verbs.query_gid(context, port_num, static_cast<int>(index), &gid))) {
-    return std::nullopt;
-  }
-  if (is_empty(gid)) return std::nullopt;
+  if (verbs.query_gid(context, port_num, static_cast<int>(index), &gid) != 0 || is_empty(gid)) return std::nullopt;
   return GidEntry{index, gid, version_from_sysfs(context, port_num, index)};
 }
 

@@ -217,6 +217,7 @@ INSTANTIATE_TEST_SUITE_P(
         "--seed 1067336 --faults hang,qp",
         // One end waits for the lane; the other one has seen no acknowledgement.
         "--seed 1044453 --faults gid/1 --operations 2 --optional yes",
+        "--seed 1090113 --faults qp --operations 4",  // no GID can be read, because the device has failed
         // No memory for the renewal of a lane.
         "--seed 701160 --faults port/1/2/4/5,refused,memory --parts 0,2,puts --operations 32 --order 23",
         // The peer has ended, and neither a lane nor the side channel comes back.

@@ -38,6 +38,8 @@ Result<Port> refresh_port(const Port& known, const Config& config, LogLevel leve
   const Result<GidEntry> gid = confirm_gid(device.verbs(), device.context(), device.name().c_str(), known.port_num,
                                            *attributes, config.gid, known.gid);
   if (!gid) {
+    const Result<ibv_port_attr> now = device.verbs().port_attributes(device.context(), known.port_num);
+    if (!now) return now.error();  // the device has failed meanwhile
     log_line(level, __FILE__, __LINE__, "%s: GID %u %s does not exist any more, and the port has no other usable GID",
              known.name.c_str(), known.gid.index, to_string(known.gid.gid).c_str());
     return Error{gid.error().kind, gid.error().sys_errno, gid.error().operation, true};
