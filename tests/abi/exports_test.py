@@ -1,4 +1,6 @@
 #!/usr/bin/env python3
+# A plugin that is built with a sanitizer needs the sanitizer's runtime library.
+#: test abi-exports suite=abi sanitizer=none args='{plugin} {source}/plugin/exports.map'
 """Checks the dynamic symbols and the needed libraries of the plugin.
 
 Usage: exports_test.py PLUGIN EXPORTS_MAP

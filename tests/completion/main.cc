@@ -1,3 +1,52 @@
+// Many messages, all of which must be right, with both completion modes (immediate and atomic). One QP and several QPs
+// use different code. Two and eight QPs use the same code as four, so they run only with --full.
+//: program completion optimized sources=plan.cc,traffic.cc link=netapi,json
+//: set imm args='--expect-completion imm' VERBATIM_COMPLETION=imm
+//: set atomic args='--expect-completion atomic' VERBATIM_COMPLETION=atomic
+//: set disorder args='--messages 10000 --large-every 100'
+//:   + SOFTVERBS_ORDERING=adaptive-routing VERBATIM_ADAPTIVE_ROUTING=1
+//: set two SOFTVERBS_ENGINE=inline VERBATIM_QPS_PER_CONNECTION=2
+//: set all VERBATIM_SPLIT_DATA_ON_QPS=1
+//: set auto
+//: test completion-{} use={mode}
+// A million messages with the inline engine, which keeps the order of packets; fewer with reordering.
+//:   inline-{mode}-qps-{qps} mode=imm,atomic qps=1,4 args='--messages 1000000' SOFTVERBS_ENGINE=inline
+//:   + VERBATIM_QPS_PER_CONNECTION={qps}
+//:   inline-{mode}-qps-{qps} full mode=imm,atomic qps=2,8 args='--messages 1000000' SOFTVERBS_ENGINE=inline
+//:   + VERBATIM_QPS_PER_CONNECTION={qps}
+//:   disorder-{mode}-qps-{qps}-split-{split} mode=imm,atomic qps=1,4 split=auto,all use=disorder,{split}
+//:   + VERBATIM_QPS_PER_CONNECTION={qps}
+//:   disorder-{mode}-qps-{qps}-split-{split} full mode=imm,atomic qps=2,8 split=auto,all use=disorder,{split}
+//:   + VERBATIM_QPS_PER_CONNECTION={qps}
+//:   v{version}-{mode} version=6,9 mode=imm,atomic use=two args='--api {version} --messages 50000'
+//:   optional-v{version}-{mode} version=9,12 mode=imm,atomic use=two
+//:   + args='--api {version} --optional --messages 100000'
+//:   optional-disorder-{mode} mode=imm,atomic use=disorder args=--optional VERBATIM_QPS_PER_CONNECTION=4
+// Optional groups over several QPs end with empty WRITEs, whose segment an irdma device would send.
+//:   optional-first-sge-{mode} mode=imm,atomic args='--optional --messages 10000 --members 8 --large-every 10'
+//:   + SOFTVERBS_EMPTY_WRITE=first-sge VERBATIM_QPS_PER_CONNECTION=4 VERBATIM_SPLIT_DATA_ON_QPS=1
+// The fetch-and-add guarantees that the data is in memory before its signal. A WRITE as signal must lead to wrong data
+// if WRITEs can be reordered, and only then.
+//: set plain-signal args='--messages 10000'
+//:   + VERBATIM_VERBS_LIBRARY={altered_verbs} ALTERED_VERBS=plain-signal
+//: set thread args='--members 8' SOFTVERBS_ENGINE=thread
+//: set inline args='--members 1' SOFTVERBS_ENGINE=inline
+//: test completion-{} use=plain-signal,atomic,{engine}
+//:   plain-signal-in-order-{engine} engine=thread,inline
+//:   plain-signal-disorder-{engine} engine=thread,inline args=--expect-wrong SOFTVERBS_ORDERING=adaptive-routing
+//:   atomic-signal-disorder-{engine} engine=thread,inline ALTERED_VERBS= SOFTVERBS_ORDERING=adaptive-routing
+// If an end cannot or does not want to use atomics, immediates are used, and each context logs one warning.
+//: set no-atomics VERBATIM_VERBS_LIBRARY={altered_verbs} ALTERED_VERBS=no-atomics
+//: set both args='--send-completion atomic --recv-completion atomic'
+//: test completion-{} args='--messages 3000 --connections 3'
+//:   fallback-no-atomics use=no-atomics args='--expect-completion imm --expect-fallbacks 1' VERBATIM_COMPLETION=atomic
+//:   fallback-no-atomics-two-contexts use=no-atomics,both args='--expect-completion imm --expect-fallbacks 2'
+//:   no-fallback-two-contexts use=both args='--expect-completion atomic'
+//:   fallback-{sender}-to-atomic sender=imm,auto args='--expect-completion imm --expect-fallbacks 1'
+//:   + args='--send-completion {sender} --recv-completion atomic'
+//:   fallback-atomic-to-imm args='--expect-completion imm --expect-fallbacks 1'
+//:   + args='--send-completion atomic --recv-completion imm'
+
 // The program `completion` sends many messages over connections within one process. All bytes and sizes must be right,
 // and the totals in the plugin's statistics (VERBATIM_STATS) must equal those of the program.
 #include <fcntl.h>

@@ -1,4 +1,6 @@
 #!/usr/bin/env python3
+#: test conformance-mutation-{mode} mode=none,flip-byte,swap-members,skip-tail,overrun,wrong-size,wrong-send-size
+#:   + timeout=240 args='{conformance} {plugin} {mutate} {mode} 8 12' SOFTVERBS_ENGINE=inline
 """Checks that the suite finds each kind of wrong data that a plugin could deliver.
 
 Usage: mutation_test.py CONFORMANCE PLUGIN MUTATE_PLUGIN MODE [VERSION...]

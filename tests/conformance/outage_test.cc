@@ -1,3 +1,13 @@
+// Each case has a process of its own, with its own settings and faults.
+//: program isolated sources=support/child.cc link=gtest,netapi,wire,threads,libdl
+//: all protocol=gtest timeout=240 CONFORMANCE_PLUGIN={plugin}
+//: test conformance-isolated
+// Lanes are lost on devices as those of these drivers.
+//: test conformance-outage-{} filter=Outage.* SOFTVERBS_PROFILE={variant}
+//:   mlx5
+//:   bnxt_re full
+//:   irdma full
+
 // Lanes that are lost under connections, through the plugin's table.
 #include <algorithm>
 #include <cstdio>

@@ -1,3 +1,8 @@
+// Events for NCCL's profiler, and latencies.
+//: program profiler_test link=gtest,libdl
+//: test profiler-events threads protocol=gtest PROFILED_PLUGIN={plugin} VERBATIM_PROFILER=1 VERBATIM_LATENCY=1
+//:   + VERBATIM_QPS_PER_CONNECTION=12
+
 // The events that a net plugin reports to NCCL's profiler, through tables v10 to v12. A program of its own: the context
 // of v10 keeps the callback of the first init. Run with VERBATIM_PROFILER=1 and with more QPs to a connection than a
 // message may have events.

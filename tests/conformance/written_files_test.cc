@@ -1,3 +1,5 @@
+//: in isolated
+
 // The files that settings name: what lies at their paths is not followed and not waited for, and must be this user's.
 #include <fcntl.h>
 #include <sys/stat.h>

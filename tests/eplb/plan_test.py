@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test eplb-plan args={verbatim_eplb}
 """usage: plan_test.py PROGRAM
 Compares the plans of verbatim-eplb with those of a simple, slow implementation of the same rules."""
 

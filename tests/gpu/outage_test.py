@@ -1,4 +1,6 @@
 #!/usr/bin/env python3
+# What of the programs for GPUs can be tested without one.
+#: test outage-times suite=programs timeout=90
 """usage: outage_test.py
 outage.py times every all_reduce. PyTorch is replaced by a module whose second all_reduce of an iteration is slow."""
 

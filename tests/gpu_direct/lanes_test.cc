@@ -1,3 +1,16 @@
+// A flush waits for at least 10 ms after a port of the connection has failed. On devices as those of bnxt_re and irdma
+// only with tools/check --full.
+//: test gpu-direct-link-down-{} filter=*GpuLanes* SOFTVERBS_DEVICES=16 SOFTVERBS_PROFILE={variant} CONFORMANCE_MERGE=2
+//:   + SOFTVERBS_LATE_GPU_MS=6
+//:   + SOFTVERBS_FAULTS='link-down device=1 op=write_imm qp=any after=2;
+//:   + link-down device=3 op=write_imm qp=any after=6; link-down device=5 op=write_imm qp=any after=10;
+//:   + link-down device=7 op=write_imm qp=any after=14; link-down device=9 op=write_imm qp=any after=18;
+//:   + link-down device=11 op=write_imm qp=any after=22; link-down device=13 op=write_imm qp=any after=26;
+//:   + link-down device=15 op=write_imm qp=any after=30'
+//:   mlx5
+//:   bnxt_re full
+//:   irdma full
+
 // GPU memory and a lane whose port fails: what has come over it cannot be flushed any more.
 #include <cstddef>
 #include <string>

@@ -1,4 +1,7 @@
 #!/usr/bin/env python3
+# Programs without a sanitizer's runtime load neither the plugin nor softverbs with one.
+#: test verbatim-info suite=tools needs=softverbs_mlx5 args='{verbatim_info} {softverbs} {source}/plugin/README.md'
+#:   when sanitizer=none args='{plugin} {source}/tools/softverbs {socket_plugin}' needs=softverbs_files
 """usage: info_test.py TOOL VERBS_LIBRARY PLUGIN_README [PLUGIN LAUNCHER SOCKET_PLUGIN]
 Runs verbatim-info over softverbs. With PLUGIN, its exit status is compared with init of the plugin in the same
 environment."""

@@ -1,4 +1,7 @@
 #!/usr/bin/env python3
+#: all suite=tools sanitizer=none needs=softverbs_mlx5 args='{verbatim_info} {softverbs} {plugin}'
+#: test verbatim-info-pairs
+#: test verbatim-info-pairs-mpirun full args={mpirun}
 """usage: pairs_test.py TOOL VERBS_LIBRARY PLUGIN [MPIRUN]
 verbatim-info --pairs over softverbs: ranks that are hosts of a job, some of them with a fault. With MPIRUN only: four
 ranks that it starts."""

@@ -1,4 +1,7 @@
 #!/usr/bin/env python3
+#: all args={build}
+#: test install-examples timeout=300
+#: test install-examples-run full has=mpirun args=run needs=plugin,softverbs_files,softverbs,verbatim_perf
 """The examples: their syntax, and mpirun.sh with verbatim-perf in place of nccl-tests: examples_test.py BUILD_DIR [run].
 
 Without `run` no program is started.

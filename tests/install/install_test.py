@@ -1,4 +1,9 @@
 #!/usr/bin/env python3
+#: test install timeout=60 args='{meson} {build} {prefix} {bindir} {libdir} {datadir} {mandir}'
+#:   + needs=manuals,cost_allocator,plugin,softverbs
+#:   + needs=softverbs_files,softverbs_mlx5,softverbs_bench,softverbs_control,verbatim_eplb
+#:   + needs=verbatim_info,verbatim_kv,verbatim_model,verbatim_perf,verbatim_report,verbatim_top
+#:   when has=verbatim_exporter args=verbatim-exporter needs=verbatim_exporter
 """What `meson install` puts where: install_test.py MESON BUILD_DIR PREFIX BINDIR LIBDIR DATADIR MANDIR [PROGRAM...].
 
 Installs an existing build into a scratch root, as a package is made, without building anything.

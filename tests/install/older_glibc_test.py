@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test install-older-glibc args='{source} {compiler}'
 """Programs and libraries that run with an older glibc than this machine's: older_glibc_test.py SOURCE_DIR COMPILER...
 
 packaging/glibc makes libraries to link with. What is linked is run here, once with this machine's functions and once with those that take

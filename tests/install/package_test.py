@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test install-packages full alone timeout=3600 priority=-10 args={build}/tests/install/packages
 """The packages that tools/package builds, installed and removed in scratch places: package_test.py SCRATCH_DIR.
 
 deb: installed, run, removed and purged in a root of its own. wheel: in a fresh virtual environment. rpm: built, and its

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test install-release full alone timeout=3600 priority=-10 args='{source} {build}/tests/install/release'
 """Two release builds in different directories have the same bytes: release_test.py SOURCE_DIR SCRATCH_DIR.
 
 tools/package runs in two copies of the tree whose paths have different lengths.

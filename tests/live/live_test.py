@@ -1,4 +1,12 @@
 #!/usr/bin/env python3
+# Programs without a sanitizer's runtime load neither the plugin nor softverbs with one.
+#: all suite=tools sanitizer=none needs=softverbs,softverbs_mlx5,softverbs_files
+#:   + args='--top {verbatim_top} --perf {verbatim_perf} --plugin {plugin} --launcher {source}/tools/softverbs'
+#:   + args='--verbs {softverbs_dir} --page {source}/plugin/STATE.md'
+#: test verbatim-top priority=5 args=Top
+#: test verbatim-exporter priority=5 args='--exporter {verbatim_exporter} --jobs 3 Exporter'
+#: test verbatim-exporter-prometheus full args='--exporter {verbatim_exporter} Prometheus'
+#:   + PROGRAMS_REQUIRED={programs_required}
 """verbatim-top and verbatim-exporter with running processes of verbatim-perf over softverbs: live_test.py OPTIONS CASES...
 
 With --jobs N, the cases of the only class in CASES run in N processes at a time.

@@ -1,3 +1,8 @@
+// The effect of the order, in virtual time.
+//: program order_link link=qp_order,json,perf_run,gtest
+//: test order-link use=ranks SOFTVERBS_DEVICES=8 SOFTVERBS_LINK_GBPS=64
+//:   + SOFTVERBS_CONTROL={softverbs_control} PERF_TOOL={verbatim_perf}
+
 // The effect of the QP order, measured with softverbs' virtual clock: all receives are posted first, then all sends
 // while the clock is stopped.
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test order-model full args={verbatim_model}
 """Compares verbatim-model with a simulation quantum by quantum, and with known figures."""
 
 import collections

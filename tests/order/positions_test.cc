@@ -1,3 +1,12 @@
+// Every QP of every rank is at the position that the formula gives.
+//: program order_positions sources=dump.cc link=qp_order,netapi,gtest
+//: test order-positions-{} use=ranks
+//:   v10 filter=*/v10_*-*/v10_32_*
+//:   v10-32-ranks full filter=*/v10_32_*
+//:   v11 full filter=*/v11_*
+//:   v12 priority=5 filter=*/v12_*-*OtherWidths*/v12_32_*
+//:   v12-32-ranks full filter=*OtherWidths*/v12_32_*
+
 // The position of every QP by number: QP k of a rank to the peer with rotation r is at k * P + r. Tables v11 and v12
 // announce peers and flows, for v10 VERBATIM_QP_POOL does.
 #include <gtest/gtest.h>

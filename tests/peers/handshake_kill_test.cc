@@ -1,3 +1,12 @@
+// The plugin must find this program's system calls before the C library's.
+//: program handshake_ends export_dynamic link=conformance_harness,libdl,wire
+//:   + sources=handshake_roles.cc,main.cc,kill_points.cc,surviving_peer.cc,lifecycle/process_resources.cc
+//: test handshake-{} args='--pause 100' VERBATIM_VERBS_LIBRARY={counted_verbs}
+//:   death filter=*PeerAtEveryStep*
+// Stopping a process also stops the thread of softverbs in it, possibly during a transfer, which no real device does.
+// The inline engine has no thread.
+//:   stop filter=*StoppedPeers* SOFTVERBS_ENGINE=inline
+
 // Kills a peer process at every kill point of the handshake and of the first message, on either side. Checks which
 // errors and warnings the surviving process gets, that it can still connect, and that nothing leaks.
 #include <gtest/gtest.h>

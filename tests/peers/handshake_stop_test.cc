@@ -1,3 +1,5 @@
+//: in handshake_ends
+
 // Stops peer processes, one in each state of the handshake, all at the same time. No call of the surviving process
 // blocks, and a healthy peer can connect. Each stopped peer is given up after VERBATIM_CONNECT_TIMEOUT_S or
 // VERBATIM_KEEPALIVE_S, with a warning that names it. When the peers run again, each of them gets an error with a

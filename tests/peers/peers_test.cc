@@ -1,3 +1,6 @@
+//: program peers sources=main.cc,roles.cc link=conformance_harness,wire
+//: test peers-{completion} completion=imm,atomic VERBATIM_VERBS_LIBRARY={softverbs} VERBATIM_COMPLETION={completion}
+
 // Which errors and warnings a process gets when its peer process is killed, stopped, late or fails, and how soon.
 #include <gtest/gtest.h>
 #include <netinet/in.h>

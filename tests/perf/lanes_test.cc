@@ -1,3 +1,8 @@
+// Several ports, in virtual time.
+//: program perf_lanes link=ranks,json,perf_run,gtest
+//: test perf-lanes use=over-verbatim filter=-*Benchmark*
+//: benchmark perf-lanes-rates use=over-verbatim filter=*Benchmark* timeout=300
+
 // Connections over several ports with rates in softverbs' virtual time: which part of the bytes each port carries and,
 // as benchmarks, how much of the ports' rates a stream of messages uses.
 #include <gtest/gtest.h>

@@ -1,3 +1,6 @@
+//: program perf_put_rate optimized link=cost,perf,netapi,verbs,base,gtest
+//: benchmark perf-put-rate sanitizer=none use=over-verbatim SOFTVERBS_ENGINE=thread
+
 // Puts of 4 KiB with 32 under way, over the RMA table of the plugin and over a bare loop of verbs: the same work
 // requests, all signalled, from and to memory that begins at a page: copies of other memory take up to a third more
 // time. Both run in turn in this process, round by round. As any program that puts, the loop fills in a work request

@@ -1,3 +1,7 @@
+//: program write_bandwidth link=perf_run,gtest
+//: benchmark softverbs-write-bandwidth suite=softverbs PERF_TOOL={softverbs_bench} VERBATIM_VERBS_LIBRARY={softverbs}
+//:   + SOFTVERBS_ENGINE=thread
+
 // RDMA WRITEs of softverbs beside process_vm_writev, as softverbs-bench measures them: the best of interleaved rounds.
 #include <gtest/gtest.h>
 

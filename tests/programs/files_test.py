@@ -1,4 +1,13 @@
 #!/usr/bin/env python3
+#: all has=ib_read_bw,ib_write_bw,ibv_devices,ibv_devinfo,ibv_rc_pingpong,python3
+#:   + FILES_PROBES={files_probe}:{files_probe_fortified} BUNDLED_LIST={bundled_list}
+#:   when has=softverbs_control needs=softverbs_control
+#: test programs-files-calls args=Calls
+#: test programs-files-content args=Content
+#: test programs-files-live args=Live
+#: test programs-files-pci args=Pci
+#: test programs-files-launcher args=Launcher
+#: test programs-files-leftovers args=Leftovers
 """The files of the devices in /dev and /sys, as unmodified programs see them.
 
 FILES_PROBES names the programs made of files_probe.c, BUNDLED_LIST the one made of bundled_list.c.

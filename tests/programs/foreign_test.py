@@ -1,4 +1,13 @@
 #!/usr/bin/env python3
+# Programs of other projects. Those that are not installed are skipped by the test itself.
+#: test programs-foreign-{} full timeout=600 GLOO_RANKS=
+#:   when has=gloo_ranks GLOO_RANKS={gloo_ranks}
+#:   ucx args=Ucx
+#:   openmpi args=OpenMpi
+#:   qperf args=Qperf
+#:   gloo args=Gloo
+#:   mooncake args=Mooncake
+#:   nixl args=Nixl
 """Programs of other projects that look for the files of a device: UCX, Open MPI and Gloo (Debian), Mooncake's transfer
 engine and NIXL (PyPI). And qperf (Debian).
 

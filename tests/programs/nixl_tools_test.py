@@ -1,4 +1,7 @@
 #!/usr/bin/env python3
+#: all full timeout=600 KV_TOOL={verbatim_kv} EPLB_TOOL={verbatim_eplb} PLUGIN={plugin}
+#: test programs-nixl-caches args=Caches
+#: test programs-nixl-experts args=Experts
 """verbatim-kv and verbatim-eplb over NIXL (PyPI) and beside it. KV_TOOL, EPLB_TOOL and PLUGIN name what was built.
 
 The counters of softverbs show that RDMA has carried the data.

@@ -1,4 +1,29 @@
 #!/usr/bin/env python3
+# perftest calibrates against the processor's clock in every run and polls without sleeping, so each of its cases is a
+# test of its own, and they run alone but for that in which it measures nothing. On every change these: each of its
+# programs on both link layers, datagrams, and requests that are refused.
+#: all has=ib_atomic_bw,ib_atomic_lat,ib_read_bw,ib_read_lat,ib_send_bw,ib_send_lat,ib_write_bw,ib_write_lat
+#: test programs-perftest-options-limits-are-enforced args=Options.test_limits_are_enforced
+#: test programs-perftest-{} alone priority=-10
+#:   plain-bandwidth args=Plain.test_bandwidth
+#:   plain-latency args=Plain.test_latency
+#:   unreliable-datagrams args=Unreliable.test_datagrams
+#:   unreliable-connections full args=Unreliable.test_connections
+#:   engines-inline full args=Engines.test_inline
+#:   engines-all-symbols-bound-at-start full args=Engines.test_all_symbols_bound_at_start
+#:   allsizes-ib-write-bw full args=AllSizes.test_ib_write_bw
+#:   allsizes-ib-send-bw full args=AllSizes.test_ib_send_bw
+#:   allsizes-ib-read-bw full args=AllSizes.test_ib_read_bw
+#:   allsizes-latencies full args=AllSizes.test_latencies
+#:   options-several-qps full args=Options.test_several_qps
+#:   options-both-directions full args=Options.test_both_directions
+#:   options-events full args=Options.test_events
+#:   options-inline full args=Options.test_inline
+#:   options-both-post-interfaces full args=Options.test_both_post_interfaces
+#:   options-compare-and-swap full args=Options.test_compare_and_swap
+#:   options-shared-receive-queue full args=Options.test_shared_receive_queue
+#:   options-lists-of-requests full args=Options.test_lists_of_requests
+#:   options-small-path-mtu full args=Options.test_small_path_mtu
 """The installed perftest programs (Debian's package): checks their output and the counters of their devices."""
 
 import re

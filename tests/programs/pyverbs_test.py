@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test programs-pyverbs full
 """The tests of pyverbs (Debian's package python3-pyverbs, which has them among its documentation): none fails, and each
 test that is skipped is skipped for a known cause."""
 

@@ -1,4 +1,9 @@
 #!/usr/bin/env python3
+#: all has=ibv_devices,ibv_devinfo,ibv_rc_pingpong,ibv_srq_pingpong,ibv_uc_pingpong,ibv_ud_pingpong,ibv_xsrq_pingpong
+#: test programs-rdma-core-listing args=Listing
+#: test programs-rdma-core-pidnamespaces args=PidNamespaces
+#: test programs-rdma-core-pingpong args=Pingpong
+#: test programs-rdma-core-unsupported args=Unsupported
 """The installed programs of rdma-core (Debian's package ibverbs-utils)."""
 
 import os

@@ -1,4 +1,7 @@
 #!/usr/bin/env python3
+#: all has=ib_send_bw,ibv_devinfo,ibv_rc_pingpong needs=softverbs_control
+#: test programs-stats-atexit args=AtExit
+#: test programs-stats-whilerunning args=WhileRunning
 """Compares the output of tools/softverbs stats and SOFTVERBS_STATS with the known work of a program."""
 
 import json

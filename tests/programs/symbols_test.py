@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test programs-symbols-symbols has=nm args=Symbols
 """Every symbol of libibverbs and libmlx5 that rdma-core's libraries and programs import is in softverbs' libraries, with
 the same version."""
 

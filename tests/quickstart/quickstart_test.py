@@ -1,4 +1,8 @@
 #!/usr/bin/env python3
+# The first run of a new user. Most cases replace meson and ninja by scripts, so that they take seconds.
+#: all suite=programs sanitizer=none args={source}
+#: test quickstart priority=5 args='Quickstart Packages Readme'
+#: test quickstart-build full alone timeout=900 priority=-10 args=Build
 """tools/quickstart as a new user runs it, and the commands of README.md after it: quickstart_test.py SOURCE_DIR CLASS...
 
 Quickstart, Packages and Readme run it in a tree of three scripts, with programs in place of meson, ninja, apt-get and what is

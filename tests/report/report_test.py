@@ -1,4 +1,6 @@
 #!/usr/bin/env python3
+# verbatim-report and a browser.
+#: test report suite=report full sanitizer=none timeout=240 args={build} needs=verbatim_perf,plugin,softverbs
 """verbatim-report: pages of statistics and of verbatim-perf's JSON: report_test.py BUILD_DIR."""
 
 import json

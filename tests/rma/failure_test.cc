@@ -1,3 +1,7 @@
+// Processes must not inherit an open device, so these are tests of their own.
+//: test rma-failure filter=*RmaFailure*
+//: test rma-failure-{driver} driver=mlx5,bnxt_re,irdma full filter=*RmaFailure* SOFTVERBS_PROFILE={driver}
+
 // Ranks that die, fail or close early: what the other ranks see. TCP connections that are reset: nothing fails. Each
 // rank is a process.
 #include <linux/tcp.h>

@@ -1,3 +1,15 @@
+//: program rma_gpu sources=ranks.cc link=netapi,wire,threads,verbs_headers,test_gpus,gtest
+//: test rma-gpu-{} needs=softverbs_mlx5 CUDA_TEST_LIBRARY={standin_cuda}
+//:   standard
+//:   mlx5 SOFTVERBS_PROFILE=mlx5
+//:   irdma full SOFTVERBS_PROFILE=irdma
+// As it is, it would execute no signals there.
+//:   bnxt_re full SOFTVERBS_PROFILE=bnxt_re SOFTVERBS_GPU_ATOMICS=allowed
+// GPU memory that is registered for Data Direct, and in no other way.
+//:   data-direct filter=RmaGpu.* VERBATIM_MLX5_LIBRARY={softverbs_mlx5} SOFTVERBS_LATE_GPU_MS=3600000
+//:   + SOFTVERBS_DATA_DIRECT=5356:41:00.0,5356:42:00.0
+//:   + SOFTVERBS_FAULTS='fail verb=reg_dmabuf_mr count=all errno=EINVAL'
+
 // Signals and puts into the memory of a GPU. Each rank is a process; the stand-in for libcuda takes the place of GPUs.
 #include <algorithm>
 #include <cstdlib>

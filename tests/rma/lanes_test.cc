@@ -1,3 +1,22 @@
+// Lanes that fail. Tests that begin a fault while they run need the tools.
+//: program rma_lanes sources=ranks.cc link=netapi,base,threads,gtest
+//: all SOFTVERBS_ATOMICS=glob SOFTVERBS_DEVICES=4
+//:   when has=softverbs_control SOFTVERBS_CONTROL={softverbs_control}
+//: test rma-lanes-{} timeout=240 filter=RmaLanes.*
+//:   {engine} engine=thread,inline SOFTVERBS_ENGINE={engine}
+//:   adaptive-routing full SOFTVERBS_ORDERING=adaptive-routing
+//:   {set} set=short-queues,ib full use={set}
+// As these drivers are, but for what leaves no other lane: RmaLanes.DriverAsItIs*. A link that comes back has its GIDs
+// at other indices, so that a lane is not kept.
+//:   {driver} driver=mlx5,bnxt_re,irdma full use=lanes SOFTVERBS_PROFILE={driver}
+//:   + filter=-*DeviceDoesNotSay*:*DriverAsItIs*:*NotKnownWhat*:*LaneIsKept
+//: set lanes SOFTVERBS_RQ_PSN=exact SOFTVERBS_QP_REUSE=allowed
+// A driver whose addresses are at other indices when a link returns, and whose software completes what is flushed.
+//: test rma-lanes-gids use=lanes filter=RmaLanes.LinkComesBack*:RmaLanes.PortIsDownBefore*:RmaLanes.GidChanges*
+//:   + SOFTVERBS_ENGINE=inline SOFTVERBS_PROFILE=bnxt_re
+//: test rma-lanes-interfaces filter=RmaInterfaces.*
+//: test rma-lanes-threads threads timeout=240 filter=*BothEnds*:*PacketsVanish*:*FlapUnderTraffic*
+
 // Lanes that fail under puts, gets and signals: no byte is wrong, and each signal counts once. Each of the two ranks is
 // a process with two ports, merged by the network's table as NCCL does it: rank 0 has the devices 0 and 2, rank 1 has 1
 // and 3. Faults are those of rank 0's process, from its start or when a test begins them.

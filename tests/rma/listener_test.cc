@@ -1,3 +1,6 @@
+// Processes must not inherit an open device, so these are a test of their own.
+//: test rma-listener filter=RmaListener.*
+
 // TCP connections that reach a rank and do not show its secret, and what a rank that knows the secret sends too early.
 // Each rank is a process: rank 1 is the one that is attacked, from the process of rank 0.
 #include <fcntl.h>

@@ -1,3 +1,9 @@
+// Every QP of every rank is at the position that the formula gives.
+//: program rma_order sources=ranks.cc link=netapi,base,threads,gtest
+//: all SOFTVERBS_MAX_QP=16384 SOFTVERBS_DEVICES=8 VERBATIM_MAX_RECVS=1
+//: test rma-order filter=*/8_*
+//: test rma-order-32-ranks full filter=*/32_*
+
 // The QPs of all contexts by number: staggered k * P + r, native r * K + k, those to oneself last.
 #include <unistd.h>
 

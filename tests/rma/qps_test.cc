@@ -1,3 +1,7 @@
+//: all VERBATIM_VERBS_LIBRARY={counted_verbs}
+//: test rma-qps filter=RmaQps.*
+//: test rma-posts filter=RmaPosts.*
+
 // What the plugin sets of the QPs for puts when it connects them, and what it posts when a post fails.
 #include <infiniband/verbs.h>
 

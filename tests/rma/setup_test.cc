@@ -1,3 +1,10 @@
+// Set-up of 2 to 64 ranks.
+//: program rma_setup sources=ranks.cc link=netapi,base,threads,gtest
+//: all timeout=240 SOFTVERBS_MAX_QP=16384 SOFTVERBS_MAX_CQ=16384 VERBATIM_MAX_RECVS=1
+//: test rma-setup filter=-*Benchmark*
+//: benchmark rma-setup-time filter=RmaSetUpBenchmark.*
+//: benchmark messages-setup-time filter=MessagesSetUpBenchmark.*
+
 // How the set-up of RMA grows with the number of ranks: TCP connections and QPs of a rank and, as a benchmark, time,
 // processor time and memory. Beside it a set-up that makes one connection after the other, with a barrier behind each,
 // as NCCL's own transport does (src/transport/net_ib/gin.cc of 2.30.7): with the connections for messages of the same

@@ -1,3 +1,7 @@
+// Lost packets: lines, state and errors.
+//: program rma_stall sources=ranks.cc link=netapi,base,json,threads,gtest
+//: test rma-stall
+
 // Puts that do not complete: the lines, the state and the error. Each rank is a process; packets of rank 0 are lost.
 #include <gtest/gtest.h>
 #include <unistd.h>

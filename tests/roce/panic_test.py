@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test roce-panic suite=roce sanitizer=none
 """What a suite does when the kernel of a virtual machine panics, or a machine fails in another way. In place of QEMU a shell
 reads the commands of a guest."""
 

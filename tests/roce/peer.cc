@@ -1,3 +1,5 @@
+//: program roce-peer link=netapi,workload,base,threads
+
 // Two processes of this program on two hosts make one connection after the other and send messages over it, as NCCL
 // does.
 //

@@ -18,12 +18,12 @@ class Programs:
         self.perf = os.path.join(build, "tools/verbatim-perf/verbatim-perf")
         self.eplb = os.path.join(build, "tools/verbatim-eplb/verbatim-eplb")
         self.kv = os.path.join(build, "tools/verbatim-kv/verbatim-kv")
-        self.conformance = os.path.join(build, "tests/conformance/conformance")
-        self.lifecycle = os.path.join(build, "tests/lifecycle/lifecycle")
-        self.rma_ranks = os.path.join(build, "tests/rma/rma_ranks")
-        self.rma_lanes = os.path.join(build, "tests/rma/rma_lanes")
+        self.conformance = os.path.join(build, "tests/bin/conformance")
+        self.lifecycle = os.path.join(build, "tests/bin/lifecycle")
+        self.rma_ranks = os.path.join(build, "tests/bin/rma_ranks")
+        self.rma_lanes = os.path.join(build, "tests/bin/rma_lanes")
         self.mutate = os.path.join(build, "tests/support/mutate/libnccl-net-mutate.so")
-        self.peer = os.path.join(build, "tests/roce/roce-peer")
+        self.peer = os.path.join(build, "tests/bin/roce-peer")
         self.counted_verbs = os.path.join(build, "tests/support/counted_verbs/libcounted-verbs.so")
 
     def require(self):

@@ -1,4 +1,7 @@
 #!/usr/bin/env python3
+# A sanitizer changes nothing in it.
+#: test build-types sanitizer=none args={source}
+#: test build-types-full sanitizer=none full alone args='{source} full' timeout=7200 priority=-20
 """The usual build types compile as a user configures them, without -Dwerror=true: build_types_test.py SOURCE_DIR [full].
 
 A newer compiler, or another build type, may warn where nothing is wrong (g++ 12 does at -O3). Without `full` this asks only whether

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test documents args={source}
 """What must be right in all documents and scripts: documents_test.py SOURCE_DIR.
 
 Links between the Markdown files lead somewhere: to a file or folder of the tree, or to a heading of a Markdown file. Addresses of

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test include-directions args={source}
 """Include lines point one way: include_test.py SOURCE_DIR.
 
 ALLOWED names each folder of the sources and the folders whose headers it may include besides its own. A folder that is not named there, or an

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test namespaces args='{build} {namespace}'
 """Each test that uses softverbs has a registry of its own: namespaces_test.py BUILD_DIR PREFIX.
 
 Meson gives a test that names softverbs' library a SOFTVERBS_NAMESPACE that begins with PREFIX, which differs between builds, and

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test parsers args={source}
 """What parses bytes from outside has a fuzzer: parsers_test.py SOURCE_DIR.
 
 A parser is

@@ -1,4 +1,5 @@
 #!/usr/bin/python3
+#: test repository args={source}
 """The files that hosts of repositories read: repository_test.py SOURCE_DIR.
 
 The pipelines are valid YAML, and run .ci/run with the whole history, which the check of new commits needs. The templates of issues are the

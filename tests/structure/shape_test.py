@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test shape args={source}
 """What the sources have too much of becomes less, never more: shape_test.py SOURCE_DIR.
 
 LIMITS has numbers of src without softverbs, and of plugin. A number above its limit is a failure: what is new can use what is there, or

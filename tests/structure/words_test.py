@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test words args={source}
 """Words have one meaning, and some are not used: words_test.py SOURCE_DIR.
 
 RULED_OUT has words that are images, or that say nothing of what a thing is, each with what is written in its place. They are also

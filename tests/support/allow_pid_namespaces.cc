@@ -1,3 +1,5 @@
+//: program allow_pid_namespaces
+
 // usage: allow_pid_namespaces COMMAND [ARGUMENT...]
 // Runs COMMAND with the right to start children in new PID namespaces. An ordinary user gets this right only inside of
 // a new user namespace, and only for a PID namespace that belongs to it.

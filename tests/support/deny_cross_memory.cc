@@ -1,3 +1,5 @@
+//: program deny_cross_memory
+
 // usage: deny_cross_memory COMMAND [ARGUMENT...]
 // Runs COMMAND under a seccomp filter that makes process_vm_readv and process_vm_writev fail with EPERM, as in
 // containers.

@@ -1,3 +1,7 @@
+//: program unit_net_fatal link=net,gtest
+//: test unit-net-fatal-{engine} engine=thread,inline SOFTVERBS_ENGINE={engine}
+//:   + SOFTVERBS_FAULTS='device-fatal after=1 op=write'
+
 // A device that dies under a connection. SOFTVERBS_FAULTS, which a process reads once, lets it die when the second
 // receive is announced.
 #include <gtest/gtest.h>

@@ -1,3 +1,32 @@
+//: program unit_net_failover sources=support/child.cc link=net,verbs_headers,gtest
+// A lane fails at every tenth of its messages (-all: at every one), with requests, acknowledgements or CTS entries
+// that vanish and with events; several QPs a lane; up to three of four lanes, also while messages of another are
+// posted again; different numbers of ports at both ends; groups, striped, short and empty messages, optional
+// completion, flushes. Lanes come back after events, with another GID, within a half-filled group, with links that
+// flap. Every byte is checked. Three changes to the code that it finds: everything counts as arrived; one immediate
+// less; the CTS ring is not written again. Halves, because their cases wait for time-outs one after the other. With a
+// sanitizer fewer points, because each takes four times as long there.
+//: test unit-net-failover shards=2 priority=8 timeout=180
+//:   when sanitizer=any FAILOVER_EVERY=60 FAILOVER_FLAPS=5
+//: test unit-net-failover-all full timeout=900 FAILOVER_EVERY=1 FAILOVER_FLAPS=1000
+// With ThreadSanitizer some cases whose threads do much at once.
+//: test unit-net-failover-threads sanitizer=thread suite=threads
+//:   + filter=Failover.EngineThreads*:Failover.IdleReceiver_*:LaneReturns.LinkComesBack*
+//:   + filter=OneLane.Flushed*First*:OneLane.IdleReceiver*
+// Lanes that fail on devices as those of these drivers. Two raise an event of the QP beside the completion with used up
+// retries; mlx5 raises none, so it runs only with tools/check --full.
+//: test unit-net-failover-{} timeout=180 SOFTVERBS_PROFILE={variant} FAILOVER_EVERY=60
+//:   + filter=Failover.AcknowledgementsVanish*:Failover.CtsEntriesVanish*:Failover.ArrivalWords_*:OneLane.Outage_*
+//:   + filter=OneLane.IdleReceiverAndLinkDown*:OneLane.OutageBehind*:OneLane.Flushed*:OneLane.OutageIsTooLong*
+//:   mlx5 full
+//:   bnxt_re
+//:   irdma
+//: test unit-net-failover-more-{driver} driver=mlx5,bnxt_re,irdma full timeout=300 SOFTVERBS_PROFILE={driver}
+//:   + filter=LaneReturns.LinkComesBack*:LaneReturns.OtherShapes*:LaneReturns.GroupHalfFilled*:LaneReturns.Flush*
+//:   + filter=Failover.PortEvent_Every*:Failover.SeveralQps*:Failover.GroupHalfFilled*:Failover.Flush*
+//:   + filter=Failover.OtherLanes*:Failover.Idle*:OneLane.Idle*:OneLane.Several* FAILOVER_EVERY=10
+//:   when sanitizer=any FAILOVER_EVERY=60
+
 // Lanes that fail: every byte arrives, once to the application, over the others.
 #include "failover_traffic.h"
 

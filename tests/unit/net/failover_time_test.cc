@@ -1,3 +1,9 @@
+// A program of its own: tests/arm64/run leaves out cases of the other one by GTEST_FILTER, which --gtest_filter
+// replaces.
+//: program unit_net_failover_time sources=support/child.cc link=net,verbs_headers,gtest
+//: test unit-net-failover-stops timeout=180 filter=-*Benchmark*
+//: benchmark unit-net-failover-time timeout=180 filter=*Benchmark*
+
 // How long the messages of a connection stop when one of its lanes fails: from the last byte before to the next one.
 #include <chrono>
 #include <functional>

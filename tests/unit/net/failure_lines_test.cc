@@ -1,3 +1,5 @@
+//: in unit_net_failure
+
 // Failures that no completion reports: calls of the two applications that do not match, a corrupt peer, flushes that
 // cannot be posted, events of a device. Each in a child process, because a process reads its faults once.
 #include <arpa/inet.h>

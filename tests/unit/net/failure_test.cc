@@ -1,3 +1,6 @@
+//: program unit_net_failure sources=support/child.cc link=net,verbs_headers,gtest
+//: test unit-net-failure timeout=300
+
 // What is reported of a connection that fails because of faults of softverbs: the fields of the failure, and in one
 // table whole log lines. Each case runs in a child process, because a process reads its faults once.
 #include "net/diagnose/failure.h"

@@ -1,3 +1,5 @@
+//: in unit_net_lines
+
 // The log lines of connections that cannot be established: the peer rejects them, closes them, does not answer, or is
 // another service. Each case runs in a child process.
 #include <arpa/inet.h>

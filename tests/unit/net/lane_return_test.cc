@@ -1,3 +1,5 @@
+//: in unit_net_failover
+
 // Lanes that come back after they were down, and connections of one lane that wait for it.
 #include "failover_traffic.h"
 #include "side_channels.h"

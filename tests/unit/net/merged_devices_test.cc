@@ -1,3 +1,5 @@
+//: in unit_net_failure
+
 // Devices of several ports: which can be merged, and that failures, stalls and dumps name the port that they concern.
 // Connections run in child processes, because a process reads its faults once.
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+//: in unit_net_lines
+
 // Registrations that the device refuses, through a connection and with faults of softverbs: the log line, that the next
 // one succeeds, and that nothing leaks.
 #include <gtest/gtest.h>

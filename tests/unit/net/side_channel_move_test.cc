@@ -1,3 +1,5 @@
+//: in unit_net_failover
+
 // A side channel over which the peer does not answer a notice about a lane moves to another address of the peer.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,7 @@
+//: program unit_net_lines sources=support/child.cc link=net,verbs_headers,gtest
+// Halves, because their cases wait for deadlines one after the other.
+//: test unit-net-lines shards=2 priority=5 timeout=300
+
 // The whole line of each end that waits, for each cause of a stall. The connections are over softverbs, whose faults
 // delay or drop messages; each runs in a child process of its own.
 #include <gtest/gtest.h>

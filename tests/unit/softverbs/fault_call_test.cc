@@ -1,3 +1,14 @@
+//: program softverbs_fault_test sources=support/child.cc,main.cc,qp_pair_fixture.cc link=verbs_test
+// Each but the first leaves out a case that registers 40,000 times in two threads. No engine takes part in a
+// registration.
+//: test softverbs-faults-{} timeout=180 use=device
+//:   when has=softverbs_control SOFTVERBS_CONTROL={softverbs_control}
+//:   thread SOFTVERBS_ENGINE=thread
+//:   inline full-sanitized use=once SOFTVERBS_ENGINE=inline
+//:   thread-adaptive-routing full-sanitized use=once SOFTVERBS_ENGINE=thread SOFTVERBS_ORDERING=adaptive-routing
+//:   inline-adaptive-routing use=once SOFTVERBS_ENGINE=inline SOFTVERBS_ORDERING=adaptive-routing
+//: set once filter=-LockLimit.DmabufsOfOtherThreads_DoNotCount
+
 // Verbs that fail by a fault script or because of a fatal device error, and fault scripts sent to a running process.
 #include <gtest/gtest.h>
 #include <sys/wait.h>

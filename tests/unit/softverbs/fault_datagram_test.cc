@@ -1,3 +1,5 @@
+//: in softverbs_fault_test
+
 // Faults of messages without acknowledgement: UC messages and datagrams. A message that is lost stays lost, and its
 // request completes.
 #include <gtest/gtest.h>

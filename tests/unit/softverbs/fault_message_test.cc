@@ -1,3 +1,5 @@
+//: in softverbs_fault_test
+
 // Faults of messages: lost, delayed and refused messages and responses, and completions that fail or are missing. No
 // message is executed twice.
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+//: in softverbs_fault_test
+
 // Faults of devices and ports: link down and up, unreachable peers, fatal errors, frozen devices, changed GID tables,
 // registration limits; and their effects on the program and its peers.
 #include <arpa/inet.h>

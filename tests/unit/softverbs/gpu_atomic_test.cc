@@ -1,3 +1,5 @@
+//: in softverbs_gpu_test
+
 // Atomics on GPU memory: the right results in every direction, and no increment is lost among the devices and processes
 // that reach one address.
 #include <gtest/gtest.h>

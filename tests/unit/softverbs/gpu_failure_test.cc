@@ -1,3 +1,5 @@
+//: in softverbs_gpu_test
+
 // GPU memory that goes away, processes that die or stop, and errors of CUDA: requests fail, nothing hangs, and memory
 // that was deregistered is not accessed any more.
 #include <fcntl.h>

@@ -1,3 +1,5 @@
+//: in softverbs_gpu_test
+
 // Beside kernels that spin until data arrives, as NCCL's do, no call on the data path may wait for CUDA. The stand-in
 // counts the calls that wait for a kernel, and the copies of memory that is not pinned.
 #include <gtest/gtest.h>

@@ -1,3 +1,5 @@
+//: in softverbs_gpu_test
+
 // SOFTVERBS_LATE_GPU_MS: what a device has written to GPU memory is visible some time after the completion of a
 // receive, and what makes it visible. Where a test says that nothing is visible yet, the time is an hour.
 #include <dlfcn.h>

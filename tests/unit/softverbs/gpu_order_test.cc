@@ -1,3 +1,5 @@
+//: in softverbs_gpu_test
+
 // Completions and order of RDMA operations on GPU memory. The copies of the stand-in for CUDA are late, so that what
 // does not wait for their end is found out.
 #include <gtest/gtest.h>

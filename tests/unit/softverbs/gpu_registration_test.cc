@@ -1,3 +1,5 @@
+//: in softverbs_gpu_test
+
 // Registration of GPU memory: by dma-buf and plainly, what is refused, keys and bounds, memory that comes and goes.
 #include <gtest/gtest.h>
 #include <sys/mman.h>

@@ -1,3 +1,5 @@
+//: in softverbs_gpu_test
+
 // Which streams of a GPU the QPs of a process use: a stream executes one copy after the other, so two programs are only
 // compared fairly where the QPs of both use as many streams.
 #include <gtest/gtest.h>

@@ -1,3 +1,19 @@
+// GPU memory. The stand-in for libcuda takes the place of GPUs. The routes between processes differ in where memory
+// lies, not in which threads meet. With ThreadSanitizer the rest is the longest test, so it has two halves there.
+//: program softverbs_gpu_test sources=support/child.cc,gpu_fixture.cc,main.cc link=verbs_test
+//: test softverbs-gpu-{} use=device MLX5_TEST_LIBRARY={softverbs_mlx5} CUDA_TEST_LIBRARY={standin_cuda}
+//:   + SOFTVERBS_GPU_MEMORY=both
+//:   when sanitizer=thread priority=5
+//:   thread threads
+//:   when sanitizer=thread shards=2 filter=-Route/*BetweenProcesses*
+//:   inline full-sanitized SOFTVERBS_ENGINE=inline
+//:   + filter=*Order*:*Transfers*:*Atomics*:*Registration*:*Failures*Deregistration*
+//:   staged full-sanitized SOFTVERBS_GPU_COPY=staged filter=-*Settings*
+//:   three-engines full SOFTVERBS_ENGINES=3 filter=*Order*:*Pipeline*:*QpEnds*:*Atomics*:*Failures*
+//:   adaptive-routing full-sanitized SOFTVERBS_ORDERING=adaptive-routing
+//:   + filter=*Order*:*Pipeline*:*Transfers*:*Sges*
+//:   cross-memory-forbidden full SOFTVERBS_CROSS_MEMORY=forbidden filter=*Processes*:GpuLateOrder*Peer*
+
 // RDMA operations between host memory, GPU memory and memory of another GPU, in one process and in two: exactly the
 // right bytes arrive.
 #include <gtest/gtest.h>

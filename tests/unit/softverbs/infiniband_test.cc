@@ -1,3 +1,6 @@
+//: program softverbs_infiniband_test sources=main.cc link=verbs_test
+//: test softverbs-infiniband use=device SOFTVERBS_LINK_LAYER=ib SOFTVERBS_GRH=required SOFTVERBS_SUBNETS=2
+
 // InfiniBand addresses: ports that demand a GRH, and two subnets. The program runs with SOFTVERBS_LINK_LAYER=ib,
 // SOFTVERBS_GRH=required, SOFTVERBS_SUBNETS=2 and two devices, which are in different subnets.
 #include <gtest/gtest.h>

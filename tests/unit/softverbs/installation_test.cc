@@ -1,3 +1,6 @@
+//: program softverbs_installation_test sources=support/child.cc link=verbs_test,verbs,gtest
+//: test softverbs-installation needs=softverbs_mlx5 VERBS_TEST_LIBRARY={softverbs}
+
 // The variables of softverbs, their refusal when malformed, and the installed file names. A process reads the variables
 // once, so each case runs in a child process; the parent never opens the library.
 #include <dlfcn.h>

@@ -1,4 +1,7 @@
 #!/usr/bin/env python3
+# Counts the instructions of one message under valgrind, which does not work with sanitizers.
+#: test softverbs-instructions sanitizer=none protocol=exitcode args='{softverbs_write_loop} 500'
+#:   + VERBS_TEST_LIBRARY={softverbs} SOFTVERBS_ENGINE=inline
 """usage: instructions_test.py WRITE_LOOP MAXIMUM
 
 Counts the instructions of one 8-byte WRITE between QPs of one process: ibv_post_send and ibv_poll_cq, including the work

@@ -1,4 +1,7 @@
 #!/usr/bin/env python3
+# ibv_devinfo and the shell do not load the runtime that a library built with a sanitizer needs.
+#: test softverbs-launcher sanitizer=none protocol=exitcode timeout=300 needs=softverbs,softverbs_mlx5
+#:   + args='{source}/tools/softverbs {softverbs_dir} {softverbs_device_names}'
 """tools/softverbs finds the library and passes its options on; no files remain in /dev/shm after processes have ended.
 
 usage: launcher_test.py LAUNCHER LIBRARY_DIRECTORY DEVICE_NAMES_PROGRAM

@@ -1,3 +1,5 @@
+//: program softverbs_device_names link=verbs_headers,libdl
+
 // The program that launcher_test.py runs under the launcher. It opens libibverbs.so.1 by this name, prints the names of
 // the devices and opens the first one. With an argument it keeps the device open until its input ends. An exit handler
 // prints how many files of the namespace still exist.

@@ -1,3 +1,5 @@
+//: in softverbs_fault_test
+
 // Registrations count against RLIMIT_MEMLOCK as with a hardware device, unless SOFTVERBS_LOCK_LIMIT=none.
 #include <gtest/gtest.h>
 #include <linux/capability.h>

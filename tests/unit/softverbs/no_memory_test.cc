@@ -1,3 +1,8 @@
+// The library must find this program's allocator before the C library's; a sanitizer replaces the allocator.
+//: program softverbs_no_memory_test export_dynamic link=verbs_test
+//:   + sources=fault/system_calls.cc,support/child.cc,main.cc
+//: test softverbs-no-memory sanitizer=none use=device CUDA_TEST_LIBRARY={standin_cuda} SOFTVERBS_DMABUF=1
+
 // Memory runs out. A program uses every family of verbs, in as many processes as the library allocates in one of them,
 // and in each process another allocation fails. A verb that may allocate then returns its error and has done nothing:
 // the same call succeeds afterwards. All other verbs succeed, and so do the requests that are under way.

@@ -1,3 +1,6 @@
+//: program softverbs_path_choice_test sources=main.cc link=verbs_test
+//: test softverbs-path-choice-{layer} layer=roce,ib use=control,device SOFTVERBS_LINK_LAYER={layer} SOFTVERBS_PATHS=4
+
 // SOFTVERBS_PATHS=4: the statistics show the path of the fabric that each QP uses.
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -1,3 +1,6 @@
+//: program softverbs_paths_test sources=src/softverbs/fabric/paths.cc link=base,verbs_headers,gtest
+//: test softverbs-paths
+
 // The hash that spreads QPs over the paths of the fabric, and what it is computed from.
 #include "softverbs/fabric/paths.h"
 

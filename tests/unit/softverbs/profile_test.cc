@@ -1,3 +1,6 @@
+//: program softverbs_profile_test sources=support/child.cc,main.cc,qp_pair_fixture.cc link=verbs_test
+//: test softverbs-profiles-{engine} engine=thread,inline full-sanitized use=device SOFTVERBS_ENGINE={engine}
+
 // SOFTVERBS_PROFILE, and the settings with which the devices behave as those of a driver where it differs from the best
 // case.
 #include <gtest/gtest.h>

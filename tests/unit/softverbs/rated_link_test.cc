@@ -1,3 +1,10 @@
+//: program softverbs_link_test sources=support/child.cc,link_trace.cc,qp_pair_fixture.cc,main.cc link=verbs_test
+//: test softverbs-link-{} use=control,device SOFTVERBS_LINK_GBPS=64
+//:   + SOFTVERBS_TRACE={build}/tests/link-{variant}.trace
+//:   qpn SOFTVERBS_ARBITRATION=qpn
+//:   arrival SOFTVERBS_ARBITRATION=arrival
+//:   adaptive-routing SOFTVERBS_ARBITRATION=arrival SOFTVERBS_ORDERING=adaptive-routing
+
 // Ports with a rate: a virtual clock decides when each QP sends, so the trace is the same in every run.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,7 @@
+//: program softverbs_settings_test link=base,verbs_headers,gtest
+//:   + sources=src/softverbs/host/fault_script.cc,src/softverbs/host/settings.cc,support/child.cc
+//: test softverbs-settings
+
 // The parser of SOFTVERBS_* variables: values and defaults; a malformed value is named on stderr and gives no settings.
 #include "softverbs/host/settings.h"
 

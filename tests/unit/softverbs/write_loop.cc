@@ -1,3 +1,5 @@
+//: program softverbs_write_loop optimized link=verbs_test
+
 // usage: write_loop COUNT
 // Posts COUNT 8-byte WRITEs between two QPs of this process, one at a time, and polls each completion.
 // instructions_test.py counts its instructions.

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test check-commits args={source}
 """tools/check_commits and its hook, on commits of a scratch repository: check_commits_test.py SOURCE_DIR."""
 
 import os

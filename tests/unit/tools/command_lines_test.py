@@ -1,4 +1,7 @@
 #!/usr/bin/env python3
+#: test command-lines args={build} needs=softverbs_bench,softverbs_control,verbatim_eplb,verbatim_info
+#:   + needs=verbatim_kv,verbatim_model,verbatim_perf,verbatim_top
+#:   when has=verbatim_exporter args=verbatim-exporter needs=verbatim_exporter
 """The command lines of all tools and scripts: help, errors, exit statuses: command_lines_test.py BUILD_DIR
 [verbatim-exporter]."""
 

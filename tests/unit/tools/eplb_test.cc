@@ -1,3 +1,6 @@
+//: program verbatim_eplb_test link=eplb,gtest
+//: test verbatim-eplb protocol=gtest
+
 // The parts of verbatim-eplb that run without rank processes.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,5 @@
+//: in verbatim_perf_test
+
 // Frames between ranks and coordinator: sending, reading in pieces, closed connections; packing of several texts.
 #include "ranks/frame.h"
 

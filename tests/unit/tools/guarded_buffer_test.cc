@@ -1,3 +1,5 @@
+//: in tools_memory_test
+
 // Guard bytes around a buffer: alignment, and detection of any changed guard byte.
 #include "memory/guarded_buffer.h"
 

@@ -1,3 +1,6 @@
+//: program tools_memory_test link=memory,gtest
+//: test tools-memory suite=unit protocol=gtest
+
 // The pages of host memory.
 #include <gtest/gtest.h>
 

@@ -1,3 +1,6 @@
+//: program verbatim_kv_test link=kv,gtest
+//: test verbatim-kv protocol=gtest
+
 // The parts of verbatim-kv that run without other ranks.
 #include <gtest/gtest.h>
 #include <sys/socket.h>

@@ -1,3 +1,5 @@
+//: in verbatim_perf_test
+
 // The variables of launchers: which rank of which job a process is, and where the ranks meet.
 #include "ranks/launcher_variables.h"
 

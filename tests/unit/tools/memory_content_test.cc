@@ -1,3 +1,5 @@
+//: in tools_memory_test
+
 // Content in memory that the CPU cannot access is the same as in host memory, across the blocks in which it is copied.
 #include <gtest/gtest.h>
 

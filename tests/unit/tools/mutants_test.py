@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test mutants args='{source} {compiler}'
 """tests/simulation/mutants on a tree of its own, and what it finds in the tree of the project.
 
 usage: mutants_test.py SOURCE_ROOT COMPILER..."""

@@ -1,3 +1,6 @@
+//: program netapi_test link=netapi,gtest
+//: test netapi suite=unit protocol=gtest SOCKET_PLUGIN={socket_plugin} LD_LIBRARY_PATH={socket_plugin_dir}
+
 // netapi::Table on tables of every version that record their calls, and opening of plugins by path and version.
 #include <gtest/gtest.h>
 

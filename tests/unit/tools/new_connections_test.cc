@@ -1,3 +1,5 @@
+//: in verbatim_perf_test
+
 // Connections to a job from which no first frame has come: how many there can be, and what they can send.
 #include "ranks/new_connections.h"
 

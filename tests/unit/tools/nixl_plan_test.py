@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test nixl-plan has=verbatim_top args='{verbatim_kv} {verbatim_eplb}'
 """What verbatim-kv and verbatim-eplb give to NIXL, and what they say without it: nixl_plan_test.py VERBATIM_KV VERBATIM_EPLB.
 
 A script in place of Python keeps the plan of a run. NIXL is not needed: nixl_tools_test.py runs the plans.

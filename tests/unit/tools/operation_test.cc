@@ -1,3 +1,5 @@
+//: in verbatim_perf_test
+
 // Checks that the plans of all ranks match each other and stay within their buffers. Uses no plugin.
 #include "verbatim-perf/operation.h"
 

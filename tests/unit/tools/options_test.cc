@@ -1,3 +1,6 @@
+//: program verbatim_perf_test link=perf,gtest
+//: test verbatim-perf protocol=gtest
+
 // Command-line options of verbatim-perf: values, defaults, sizes, and the exit status for invalid options.
 #include "verbatim-perf/options.h"
 

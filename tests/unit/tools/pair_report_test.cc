@@ -1,3 +1,6 @@
+//: program pair_report_test sources=tools/verbatim-info/pair_report.cc link=cli,json,ranks,gtest
+//: test verbatim-info-pair-report has=verbatim_info protocol=gtest
+
 // The findings of verbatim-info --pairs: which links are slow.
 #include "verbatim-info/pair_report.h"
 

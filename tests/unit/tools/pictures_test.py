@@ -1,4 +1,8 @@
 #!/usr/bin/python3
+#: all args='{source} {build}'
+#: test pictures args='Drawing Stopped'
+#: test pictures-top full timeout=300 sanitizer=none args=Top PROGRAMS_REQUIRED={programs_required}
+#:   + needs=verbatim_top,verbatim_perf,plugin,softverbs,softverbs_mlx5,softverbs_files
 """tools/pictures: docs/pictures has what it draws, and what it keeps of a run: pictures_test.py SOURCE_DIR BUILD_DIR CLASS...
 
 Stopped runs it with programs in place of mpirun and of those that need a GPU; Top runs verbatim-top, and needs the Python module pyte,

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test ranks args='{verbatim_perf} {socket_plugin}'
 """usage: ranks_test.py VERBATIM_PERF PLUGIN
 What a job of verbatim-perf accepts from processes that do not belong to it, at the place where its ranks meet."""
 

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test release timeout=300 args='{source} {meson}'
 """tools/release and tools/package on a small project in a scratch repository: release_test.py SOURCE_DIR MESON.
 
 Nothing is compiled: the project has a program of this system three times, and documents. tools/release runs with a tools/package that

@@ -1,3 +1,5 @@
+//: in verbatim_perf_test
+
 // The report of verbatim-perf: result table, sums, and the text of the progress line.
 #include "verbatim-perf/report.h"
 

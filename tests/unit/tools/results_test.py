@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test results args={source}
 """tools/results: its measurements are those of RESULTS.md, and what it prints of fake commands: results_test.py SOURCE_DIR."""
 
 import importlib.machinery
@@ -36,11 +37,12 @@ class Page(unittest.TestCase):
                     self.assertIn(command, section, name)
 
     def test_Benchmarks_Exist(self):
-        builds = "".join(path.read_text() for path in (SOURCE / "tests").rglob("meson.build"))
+        tests = [path for path in (SOURCE / "tests").rglob("*") if path.suffix in (".build", ".cc")]
+        text = "".join(path.read_text() for path in tests)
         commands = [command for commands, _ in measurements().values() for command in commands]
         names = BENCHMARK.findall("\n".join(commands))
         self.assertTrue(names)
-        self.assertEqual(set(names) - set(re.findall(r"\bbenchmark\(\s*'([\w-]+)'", builds)), set())
+        self.assertEqual(set(names) - set(re.findall(r"^(?://|#): benchmark ([\w-]+)", text, re.M)), set())
 
 
 class Runs(unittest.TestCase):

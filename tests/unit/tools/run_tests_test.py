@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test run-tests priority=5 timeout=300 args='{source} {meson}'
 """tools/run_tests and tools/count_cases on a project of its own, with a test that fails in each way.
 
 usage: run_tests_test.py SOURCE_ROOT MESON"""

@@ -1,4 +1,5 @@
 #!/usr/bin/env python3
+#: test stall priority=5 timeout=300 args={source}
 """tests/support/stall with each version of cgroups that has a freezer here, on programs of its own.
 
 usage: stall_test.py SOURCE_ROOT"""
