@@ -1,5 +1,5 @@
-//: program softverbs_empty_write_test sources=main.cc link=verbs_test
-//: test softverbs-empty-write use=device SOFTVERBS_EMPTY_WRITE=first-sge
+//: in softverbs_devices_test
+//: test softverbs-empty-write filter=EmptyWrite.* use=device SOFTVERBS_EMPTY_WRITE=first-sge
 
 // SOFTVERBS_EMPTY_WRITE=first-sge: RDMA WRITEs with num_sge 0, as rdma-core's irdma sends them.
 #include <gtest/gtest.h>

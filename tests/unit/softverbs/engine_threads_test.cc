@@ -1,5 +1,5 @@
-//: program softverbs_engines_test sources=support/child.cc,main.cc link=verbs_test
-//: test softverbs-engines timeout=180 use=control
+//: in softverbs_devices_test
+//: test softverbs-engines filter=EngineThreads.* timeout=180 use=control
 
 // SOFTVERBS_ENGINES: this number of threads shares the work of all QPs. The counters of softverbs show what each thread
 // executed.

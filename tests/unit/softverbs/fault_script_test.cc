@@ -1,5 +1,4 @@
-//: program softverbs_fault_script_test sources=src/softverbs/host/fault_script.cc link=base,verbs_headers,gtest
-//: test softverbs-fault-script
+//: in softverbs_parts_test
 
 // The parser of fault scripts: accepted clauses and their values, and the error lines for malformed clauses.
 #include "softverbs/host/fault_script.h"

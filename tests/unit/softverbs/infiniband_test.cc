@@ -1,5 +1,7 @@
-//: program softverbs_infiniband_test sources=main.cc link=verbs_test
-//: test softverbs-infiniband use=device SOFTVERBS_LINK_LAYER=ib SOFTVERBS_GRH=required SOFTVERBS_SUBNETS=2
+//: program softverbs_devices_test link=verbs_test,libdl
+//:   + sources=support/child.cc,link_trace.cc,main.cc,qp_pair_fixture.cc
+//: test softverbs-infiniband filter=InfinibandAddress.* use=device
+//:   + SOFTVERBS_LINK_LAYER=ib SOFTVERBS_GRH=required SOFTVERBS_SUBNETS=2
 
 // InfiniBand addresses: ports that demand a GRH, and two subnets. The program runs with SOFTVERBS_LINK_LAYER=ib,
 // SOFTVERBS_GRH=required, SOFTVERBS_SUBNETS=2 and two devices, which are in different subnets.

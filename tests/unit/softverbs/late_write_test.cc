@@ -1,4 +1,4 @@
-//: in softverbs_profile_test
+//: in softverbs_devices_test
 
 // SOFTVERBS_LATE_HOST_MS: what a device has written to host memory is not visible at once, and what makes it visible.
 // Where a test says that nothing is visible yet, the time is an hour. GPU memory: gpu_late_test.cc.

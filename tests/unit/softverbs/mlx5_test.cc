@@ -1,5 +1,5 @@
-//: program softverbs_mlx5_test sources=main.cc link=verbs_test,libdl
-//: test softverbs-mlx5 use=device MLX5_TEST_LIBRARY={softverbs_mlx5} SOFTVERBS_DATA_DIRECT=5356:41:00.0
+//: in softverbs_devices_test
+//: test softverbs-mlx5 filter=Mlx5* use=device MLX5_TEST_LIBRARY={softverbs_mlx5} SOFTVERBS_DATA_DIRECT=5356:41:00.0
 //:   + SOFTVERBS_DMABUF=1
 
 // The libmlx5.so.1 of softverbs (path in MLX5_TEST_LIBRARY): it has the symbols and versions that programs request, and

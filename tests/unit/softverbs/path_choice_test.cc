@@ -1,5 +1,6 @@
-//: program softverbs_path_choice_test sources=main.cc link=verbs_test
-//: test softverbs-path-choice-{layer} layer=roce,ib use=control,device SOFTVERBS_LINK_LAYER={layer} SOFTVERBS_PATHS=4
+//: in softverbs_devices_test
+//: test softverbs-path-choice-{layer} layer=roce,ib filter=PathChoice.* use=control,device
+//:   + SOFTVERBS_LINK_LAYER={layer} SOFTVERBS_PATHS=4
 
 // SOFTVERBS_PATHS=4: the statistics show the path of the fabric that each QP uses.
 #include <gtest/gtest.h>
@@ -23,8 +24,8 @@ namespace verbatim::test {
 namespace {
 
 constexpr std::uint32_t kPaths = 4;
-constexpr std::uint32_t kPairs = 8;
-constexpr std::size_t kBytes = 1000;
+constexpr std::uint32_t kPathPairs = 8;
+constexpr std::size_t kPathBytes = 1000;
 constexpr std::uint32_t kLabel = 0x12340;  // a multiple of 8
 
 std::string stats(const std::string& arguments) {
@@ -69,7 +70,7 @@ std::map<std::uint32_t, QpLine> qps_of_this_process() {
 class PathChoice : public testing::Test {
  protected:
   void connect_pairs(std::optional<std::uint32_t> label) {
-    for (std::uint32_t i = 0; i < kPairs; ++i) {
+    for (std::uint32_t i = 0; i < kPathPairs; ++i) {
       senders.push_back(std::make_unique<Endpoint>(device));
       receivers.push_back(std::make_unique<Endpoint>(device));
       connect_to(*senders[i], *receivers[i], label ? *label + i : 0);
@@ -96,7 +97,7 @@ class PathChoice : public testing::Test {
   }
 
   const Device device = open_device();
-  const Region region{device.pd.get(), kBytes};
+  const Region region{device.pd.get(), kPathBytes};
   std::vector<std::unique_ptr<Endpoint>> senders;
   std::vector<std::unique_ptr<Endpoint>> receivers;
 };
@@ -105,14 +106,14 @@ TEST_F(PathChoice, ConsecutiveFlowLabels_UseAllPaths) {
   connect_pairs(kLabel);
   const std::map<std::uint32_t, QpLine> all = qps_of_this_process();
   std::map<std::uint64_t, std::uint64_t> bytes;  // by path
-  for (std::uint32_t i = 0; i < kPairs; ++i) {
+  for (std::uint32_t i = 0; i < kPathPairs; ++i) {
     SCOPED_TRACE(i);
     EXPECT_EQ(flow_label_of(*senders[i]), kLabel + i);
     const QpLine& sender = all.at(senders[i]->qp()->qp_num);
     const QpLine& receiver = all.at(receivers[i]->qp()->qp_num);
     ASSERT_TRUE(sender.path);
     EXPECT_LT(*sender.path, kPaths);
-    EXPECT_EQ(sender.bytes, kBytes);
+    EXPECT_EQ(sender.bytes, kPathBytes);
     EXPECT_EQ(receiver.path, sender.path) << "the same addresses and port";
     bytes[*sender.path] += sender.bytes;
     if (device.is_roce()) {
@@ -126,7 +127,7 @@ TEST_F(PathChoice, ConsecutiveFlowLabels_UseAllPaths) {
     return;
   }
   ASSERT_EQ(bytes.size(), kPaths);
-  for (const auto& [path, carried] : bytes) EXPECT_EQ(carried, kPairs / kPaths * kBytes) << path;
+  for (const auto& [path, carried] : bytes) EXPECT_EQ(carried, kPathPairs / kPaths * kPathBytes) << path;
 }
 
 TEST_F(PathChoice, WithoutFlowLabels_QpNumbersDecide) {
@@ -134,7 +135,7 @@ TEST_F(PathChoice, WithoutFlowLabels_QpNumbersDecide) {
   connect_pairs(std::nullopt);
   const std::map<std::uint32_t, QpLine> all = qps_of_this_process();
   std::map<std::uint64_t, std::uint64_t> path_of_port;
-  for (std::uint32_t i = 0; i < kPairs; ++i) {
+  for (std::uint32_t i = 0; i < kPathPairs; ++i) {
     EXPECT_EQ(flow_label_of(*senders[i]), 0U);
     const std::uint32_t numbers[]{senders[i]->qp()->qp_num, receivers[i]->qp()->qp_num};
     std::uint64_t label = std::uint64_t{numbers[0]} * numbers[1];

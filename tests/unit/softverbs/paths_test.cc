@@ -1,5 +1,4 @@
-//: program softverbs_paths_test sources=src/softverbs/fabric/paths.cc link=base,verbs_headers,gtest
-//: test softverbs-paths
+//: in softverbs_parts_test
 
 // The hash that spreads QPs over the paths of the fabric, and what it is computed from.
 #include "softverbs/fabric/paths.h"

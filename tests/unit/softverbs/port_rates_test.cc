@@ -1,5 +1,5 @@
-//: program softverbs_port_rates_test sources=link_trace.cc,main.cc link=verbs_test
-//: test softverbs-port-rates use=control,device SOFTVERBS_LINK_GBPS=100,25 SOFTVERBS_QUANTUM=102400
+//: in softverbs_devices_test
+//: test softverbs-port-rates filter=PortRates.* use=control,device SOFTVERBS_LINK_GBPS=100,25 SOFTVERBS_QUANTUM=102400
 //:   + SOFTVERBS_TRACE={build}/tests/port-rates.trace
 
 // Ports with different rates: each sends and receives at its own. Device 0 has 100 Gbit/s, device 1 has 25 Gbit/s.

@@ -1,5 +1,4 @@
-//: program softverbs_transitions_test sources=src/softverbs/engine/qp_transitions.cc link=verbs_headers,gtest
-//: test softverbs-transitions
+//: in softverbs_parts_test
 
 // The tables of QP state transitions (InfiniBand specification, volume 1, table 91).
 #include "softverbs/engine/qp_transitions.h"

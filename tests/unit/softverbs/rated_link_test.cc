@@ -1,5 +1,5 @@
-//: program softverbs_link_test sources=support/child.cc,link_trace.cc,qp_pair_fixture.cc,main.cc link=verbs_test
-//: test softverbs-link-{} use=control,device SOFTVERBS_LINK_GBPS=64
+//: in softverbs_devices_test
+//: test softverbs-link-{} filter=RatedLink.* use=control,device SOFTVERBS_LINK_GBPS=64
 //:   + SOFTVERBS_TRACE={build}/tests/link-{variant}.trace
 //:   qpn SOFTVERBS_ARBITRATION=qpn
 //:   arrival SOFTVERBS_ARBITRATION=arrival
@@ -21,9 +21,9 @@
 namespace verbatim::test {
 namespace {
 
-constexpr std::uint64_t kQuantum = 16384;
-constexpr std::uint64_t kGbps = 64;               // gives whole nanoseconds
-constexpr std::size_t kBytes = 5 * kQuantum / 2;  // size of each message: two and a half quanta
+constexpr std::uint64_t kLinkQuantum = 16384;
+constexpr std::uint64_t kGbps = 64;                       // gives whole nanoseconds
+constexpr std::size_t kLinkBytes = 5 * kLinkQuantum / 2;  // size of each message: two and a half quanta
 constexpr std::uint32_t kQps = 4;
 
 bool is_by_arrival() {
@@ -39,8 +39,8 @@ class RatedLink : public testing::Test {
     std::optional<Hold> hold(std::in_place);
     const std::size_t before = read_trace().size();
     const Device device = open_device();
-    const Region region(device.pd.get(), kBytes);
-    Peer peer({.device = 1, .qps = kQps, .region_bytes = kBytes});
+    const Region region(device.pd.get(), kLinkBytes);
+    Peer peer({.device = 1, .qps = kQps, .region_bytes = kLinkBytes});
     std::vector<std::unique_ptr<Endpoint>> endpoints;
     for (std::uint32_t i = 0; i < kQps; ++i) {
       endpoints.push_back(std::make_unique<Endpoint>(device));
@@ -50,7 +50,7 @@ class RatedLink : public testing::Test {
     for (std::uint32_t i = 0; i < kQps; ++i) {
       EXPECT_EQ(post(endpoints[i]->qp(), IBV_WR_RDMA_WRITE, {region.sge()}, peer.target(i)), 0);
       const std::uint32_t last = kQps - 1 - i;
-      EXPECT_EQ(peer.post(IBV_WR_RDMA_WRITE, 0, kBytes,
+      EXPECT_EQ(peer.post(IBV_WR_RDMA_WRITE, 0, kLinkBytes,
                           {.wr_id = last, .remote_addr = region.address(), .rkey = region.mr->rkey}, last),
                 0);
     }
@@ -99,7 +99,7 @@ TEST_F(RatedLink, PostedWhileHeld_IsSent_InTheConfiguredOrder) {
       const std::uint32_t round = is_by_arrival() ? i % 3 : i / kQps;
       const std::uint32_t position = is_by_arrival() && !local ? kQps - 1 - index : index;
       EXPECT_EQ(port[i].qpn, (local ? first_qpn.first : first_qpn.second) + position);
-      EXPECT_EQ(port[i].bytes, round == 2 ? kQuantum / 2 : kQuantum);
+      EXPECT_EQ(port[i].bytes, round == 2 ? kLinkQuantum / 2 : kLinkQuantum);
       EXPECT_EQ(port[i].ns, time) << "the port sends without a pause";
       EXPECT_EQ(port[i].arrival_ns, time + port[i].bytes * 8 / kGbps) << "no other port sends to this one";
       EXPECT_NE(port[i].to, port[i].port);
@@ -111,8 +111,8 @@ TEST_F(RatedLink, PostedWhileHeld_IsSent_InTheConfiguredOrder) {
 TEST_F(RatedLink, SentButIncompleteRequest_DoesNotAffectArbitration) {
   if (!is_by_arrival()) GTEST_SKIP() << "needs SOFTVERBS_ARBITRATION=arrival";
   const Device device = open_device();
-  const Region source(device.pd.get(), kQuantum);
-  const Region target(device.pd.get(), kQuantum);
+  const Region source(device.pd.get(), kLinkQuantum);
+  const Region target(device.pd.get(), kLinkQuantum);
   Endpoint senders[]{Endpoint(device), Endpoint(device)};
   Endpoint receivers[]{Endpoint(device), Endpoint(device)};
   for (std::uint32_t i = 0; i < 2; ++i) connect(senders[i], receivers[i]);
@@ -132,7 +132,7 @@ TEST_F(RatedLink, SentButIncompleteRequest_DoesNotAffectArbitration) {
 
 // A step ends with its quantum. A step whose response was lost is sent again in a later quantum.
 TEST_F(RatedLink, StepWithoutResponse_IsRepeated) {
-  constexpr std::size_t kMessage = 5 * kQuantum / 8;
+  constexpr std::size_t kMessage = 5 * kLinkQuantum / 8;
   constexpr std::uint64_t kMessages = 50;
   Pair pair({.timeout = 8, .retry_count = 7}, kMessage);
   run_control("fault 'loss rate=0.1'");

@@ -1,6 +1,9 @@
-//: program softverbs_settings_test link=base,verbs_headers,gtest
-//:   + sources=src/softverbs/host/fault_script.cc,src/softverbs/host/settings.cc,support/child.cc
-//: test softverbs-settings
+// Parts of softverbs that need no device.
+//: program softverbs_parts_test link=base,verbs_headers,gtest
+//:   + sources=support/child.cc,src/softverbs/engine/qp_transitions.cc,src/softverbs/fabric/paths.cc
+//:   + sources=src/softverbs/host/fault_script.cc,src/softverbs/host/settings.cc,src/softverbs/host/shm_file.cc
+//:   + sources=src/softverbs/host/stats.cc
+//: test softverbs-parts
 
 // The parser of SOFTVERBS_* variables: values and defaults; a malformed value is named on stderr and gives no settings.
 #include "softverbs/host/settings.h"

@@ -1,5 +1,4 @@
-//: program softverbs_shm_file_test sources=src/softverbs/host/shm_file.cc link=base,gtest
-//: test softverbs-shm-file
+//: in softverbs_parts_test
 
 // Files in /dev/shm belong to one user: files that other users may have created or can access are refused.
 #include "softverbs/host/shm_file.h"

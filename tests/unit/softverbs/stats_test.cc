@@ -1,6 +1,4 @@
-//: program softverbs_stats_test sources=src/softverbs/host/shm_file.cc,src/softverbs/host/stats.cc
-//:   + link=base,verbs_headers,gtest
-//: test softverbs-stats
+//: in softverbs_parts_test
 
 // Reads the counters of a process from its segment, and converts them to JSON.
 #include "softverbs/host/stats.h"
