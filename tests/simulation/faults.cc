@@ -102,7 +102,10 @@ const Lines& lines_of(Fault fault) {
         " ended without closing a connection that has outstanding operations"}},
       {of_tcp, {"Connection timed out", kNoAgreement, kNoAnswer, "has sent nothing for "}},
       {{}, {}},
-      {of_tcp, {"Connection timed out", "Connection reset by peer", kNoAgreement, kNoAnswer, "has sent nothing for "}},
+      // The peer cannot say why nothing arrives there.
+      {of_tcp,
+       {"Connection timed out", "Connection reset by peer", kNoAgreement, kNoAnswer, "has sent nothing for ",
+        ": never worked: the two NICs cannot reach each other: GID, "}},
       {{"the side channel with the peer ", " is down, the connection "}, {"Connection reset by peer"}},
       {{"the side channel with the peer ", " refuses a QP that was reset "}, {}},
       {{}, {}},
@@ -680,7 +683,10 @@ bool Faults::names_failed_qp(std::string_view line) const {
 }
 
 bool Faults::allow(std::string_view line) const {
-  if (!qp.causes.empty() && is_of(line, qp.process) && has_any(line, lines_of_lanes())) return true;
+  // Other processes see of a device that has failed that it answers nothing.
+  const bool is_unanswered = line.find("transport retry counter exceeded") != std::string_view::npos;
+  const bool may_lose_lanes = !qp.causes.empty() && (is_of(line, qp.process) || is_unanswered);
+  if (may_lose_lanes && has_any(line, lines_of_lanes())) return true;
   if (is_of(line, idle.process) && line.find("stalled for ") != std::string_view::npos) return true;
   if (has_unheard() && line.find(" is down, the connection waits for up to ") != std::string_view::npos) return true;
   return explain(line) || std::any_of(kinds.begin(), kinds.end(), [line](Fault fault) {
