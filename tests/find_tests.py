@@ -24,6 +24,7 @@ import shlex
 import sys
 
 SUITES = ("full", "full-sanitized", "sanitized", "threads")  # beside the suite that a test belongs to; tests/README.md explains them
+SANITIZERS = ("none", "any", "address", "undefined", "thread")
 ONE_VALUE = ("suite", "timeout", "priority", "shards", "protocol", "under")
 DIRECTIVE = re.compile(r"^(?://|#):( +)(\S.*)$")
 PLACEHOLDER = re.compile(r"\{([\w-]*)\}")
@@ -190,6 +191,8 @@ class Finder:
                 result.wanted += [pattern for pattern in wanted.split(":") if pattern]
                 result.unwanted += [pattern for pattern in unwanted.split(":") if pattern]
             elif key in ("needs", "has", "use", "sanitizer"):
+                if key == "sanitizer" and not set(value.split(",")) <= set(SANITIZERS):
+                    raise Wrong(where, f"{key}={value} is none of {', '.join(SANITIZERS)}")
                 field = {"use": "used", "sanitizer": "sanitizers"}.get(key, key)
                 getattr(result, field).extend(value.split(","))
             elif re.fullmatch(r"[a-z]\w*", key):
@@ -283,7 +286,7 @@ class Finder:
         where = f"{path.relative_to(self.root.parent)}:1"
         if path.suffix == ".py":
             if not tests:
-                raise Wrong(where, "no test is named. Next: add a line '#: test NAME'")
+                raise Wrong(where, "no test is named. Next: add a line '#: test NAME suite=SUITE'")
             return
         owner = next((self.program_of_folder[folder] for folder in path.parents if self.program_of_folder.get(folder)), None)
         if owner is None:

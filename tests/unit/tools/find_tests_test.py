@@ -188,6 +188,7 @@ class Errors(Found):
             "//: test a X=b|c": "a directive has no '|' and no tab, which separate fields for Meson",
             "//: test a": "the test 'a' has no suite",
             "//: test a suite=unit slow": "unknown word 'slow'",
+            "//: test a suite=unit sanitizer=adress": "sanitizer=adress is none of none, any, address, undefined, thread",
             "//: test a suite=unit tiemout=3": "unknown setting 'tiemout', or a list that the name does not mention",
             "//: test a suite=unit 3=3": "unknown setting '3'",
             "//: test a suite=unit timeout=long": "timeout=long is no number",
