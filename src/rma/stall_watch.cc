@@ -116,11 +116,9 @@ bool StallWatch::check_stalls(const StallSettings& settings, std::uint64_t now) 
     checked_ns_ = now;
     for (Watched& watched : watched_) watched.progress_ns = now;
   }
-  const bool polled_before = polled_ns_ == checked_ns_;
   skip_gap(settings, now);
   recent_ns_ = 2 * settings.idle_period_ns();
-  if (set_.take_polled()) polled_ns_ = now;
-  keeps_polling_ = polled_before && polled_ns_ == now;
+  if (set_.take_polled()) poll_ended_ns_ = std::exchange(polled_ns_, now);
   bool outstanding = false;
   const std::size_t peers = set_.queues().size() / set_.contexts();
   try {
@@ -144,7 +142,8 @@ void StallWatch::check_peer(const StallSettings& settings, std::size_t peer, std
     const std::uint64_t stalled_ns = now - watched.progress_ns;
     const std::uint64_t pieces = queue.counts.pieces;
     const bool has_moved = left.completed != watched.completed || std::exchange(watched.pieces, pieces) != pieces;
-    if (left.number == 0 || has_moved) {
+    const bool waited = std::exchange(watched.waits, left.number != 0);
+    if (left.number == 0 || !waited || has_moved) {
       watched.completed = left.completed;
       watched.progress_ns = now;
       watched.lane_failed_ns = 0;
@@ -164,12 +163,12 @@ void StallWatch::check_peer(const StallSettings& settings, std::size_t peer, std
       return fail_without_lane(queue, now - watched.lane_failed_ns);
     }
     // A flush reads over the ports of all lanes to oneself: which one hangs is not known here.
-    if (lane_timeout_ns_ != 0 && keeps_polling_ && !set_.is_own(queue.peer)) {
+    if (lane_timeout_ns_ != 0 && !set_.is_own(queue.peer)) {
       if (std::exchange(watched.lane, lane) != lane) {
         watched.progress_ns = now;
         continue;
       }
-      if (stalled_ns >= lane_timeout_ns_ && failover->is_used(queue.peer, lane)) {
+      if (poll_ended_ns_ >= watched.progress_ns + lane_timeout_ns_ && failover->is_used(queue.peer, lane)) {
         const std::string why = "nothing has completed for " + to_seconds(stalled_ns) + " (VERBATIM_LANE_TIMEOUT_MS)";
         failover->lane_failed(queue.peer, lane, Failover::Last::kKeep, why.c_str());
       }

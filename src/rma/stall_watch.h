@@ -34,6 +34,7 @@ class StallWatch final : public MonitoredRmaSet {
     std::uint64_t progress_ns = 0;  // when something last completed, or nothing was outstanding
     std::uint32_t lane = 0;
     std::uint64_t lane_failed_ns = 0;  // when its failure was first seen; 0: it has not failed
+    bool waits = false;                // something was outstanding at the last check
     bool reported = false;
   };
   // The queues of one peer.
@@ -65,7 +66,7 @@ class StallWatch final : public MonitoredRmaSet {
   std::uint64_t checked_ns_ = 0;
   std::uint64_t polled_ns_ = 0;  // the last check before which the application has polled
   std::uint64_t recent_ns_ = 0;
-  bool keeps_polling_ = false;  // before both of the last two checks: it has learnt what has completed
+  std::uint64_t poll_ended_ns_ = 0;  // the last check before which a poll had begun that has ended since
 };
 
 }  // namespace verbatim::rma
