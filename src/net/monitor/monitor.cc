@@ -299,7 +299,7 @@ void Monitor::attend(MonitoredConnection& connection, std::uint64_t now) {
   if (closing && advance_close(table_, connection, now)) return;
   std::uint64_t next = kNever;
   if (closing && !connection.has_calls()) next = connection.close_deadline_ns;
-  if (!closing && !connection.failure_exchanged) next = connection.stall_check_ns;
+  if (!closing && !connection.has_failed()) next = connection.stall_check_ns;
   if (connection.unanswered_query) next = std::min(next, connection.qp_state_deadline_ns);
   if (connection.lanes_change) next = std::min(next, now + kLaneCheckNs);
   if (!closing && !connection.peer_closed && !connection.failure_exchanged) {

@@ -36,8 +36,10 @@ void check_connection(const StallSettings& settings, ConnectionTable& table, Mon
   StallDetector& detector = connection.stall_detector;
   const Comm::Activity activity = comm.take_activity();
   const wire::ConnectionStatus status = comm.status();
-  // Receives end when the peer has.
-  if (connection.peer_closed && comm.kind() == CommKind::kRecv && status.flushes == 0) return;
+  // The next call ends receives when the peer has ended, and sends unless it has closed. Flushes go on.
+  const bool sends = comm.kind() == CommKind::kSend &&
+                     (comm.slow_path_flags() & static_cast<std::uint32_t>(CommEvent::kPeerClosed)) != 0;
+  if (connection.peer_closed && !sends && status.flushes == 0) return;
   const Action action =
       detector.check(settings, now, status, activity.send_refused, activity.tested, suspect_ns(comm, status));
   if (action == Action::kNone) return;
@@ -69,16 +71,18 @@ void check_connection(const StallSettings& settings, ConnectionTable& table, Mon
                            (stalled + " (VERBATIM_STALL_FAIL_S): " + stall.why).c_str());
   }
   table.log(LogLevel::kWarn, [&] {
-    return stalled + ": " + stall.why + "; local: " + describe_status(connection.status(now)) +
-           "; peer: " + (detector.peer() ? describe_status(*detector.peer()) : "no answer") + kNextStep + stall.next +
-           ". Path: " + comm.describe_path(busiest_qp.value_or(0));
+    return stalled + ": " + stall.why + "; local: " + describe_status(connection.status(now)) + "; peer: " +
+           (detector.peer()          ? describe_status(*detector.peer())
+            : connection.peer_closed ? "closed"
+                                     : "no answer") +
+           kNextStep + stall.next + ". Path: " + comm.describe_path(busiest_qp.value_or(0));
   });
 }
 
 }  // namespace
 
 void StallReports::check(ConnectionTable& table, MonitoredConnection& connection, std::uint64_t now) const {
-  if (now < connection.stall_check_ns || connection.failure_exchanged) return;
+  if (now < connection.stall_check_ns || connection.has_failed()) return;
   const bool waits = connection.awaits_qp_state(now);  // DeviceCalls makes a check due
   try {
     if (!waits) check_connection(settings_, table, connection, now);

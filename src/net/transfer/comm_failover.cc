@@ -139,7 +139,8 @@ void Comm::repeat_port_events(const Port* up) {
 std::uint64_t Comm::watch_lanes(std::uint64_t now) {
   const std::uint64_t timeout_ns = settings_.config.lane_timeout_ms * kNanosecondsPerMillisecond;
   if (!can_lose_lanes() || kind_ == CommKind::kRecv || timeout_ns == 0) return kNever;
-  // The last acknowledgement came between two looks, and one more confirms it: no lane waits longer than the timeout.
+  // The last acknowledgement came between two looks, and the data path takes a lane down at the second suspicion: with
+  // both, a lane whose application polls waits no longer than the timeout, and some milliseconds.
   const std::uint64_t period_ns = timeout_ns / kLooks;
   bool other_works = false;
   for (std::size_t lane = 0; lane < failover_->lanes(); ++lane) {

@@ -235,9 +235,12 @@ bool Failover::confirms_suspicion(std::size_t lane, std::uint32_t completed, std
 
 void Failover::set_state(std::size_t lane, LaneState state) {
   lanes_[lane].state = state;
-  if (state == LaneState::kJoining) lanes_[lane].peer_fenced = lanes_[lane].used = false;
-  if (state == LaneState::kWorking) lanes_[lane].used = true;
+  if (state == LaneState::kJoining) {
+    lanes_[lane].peer_fenced = lanes_[lane].used = false;
+    lanes_[lane].suspected_ns = 0;
+  }
   if (state == LaneState::kWorking) {
+    lanes_[lane].used = true;
     not_working_.fetch_and(~bit(lane), std::memory_order_relaxed);
   } else {
     not_working_.fetch_or(bit(lane), std::memory_order_relaxed);

@@ -143,7 +143,7 @@ class Failover {
     std::uint64_t down_ns = 0;  // when it went down
     Watch watch;
     std::uint32_t suspected_completed = 0;  // when the data path saw that the lane is suspected
-    std::uint64_t suspected_ns = 0;
+    std::uint64_t suspected_ns = 0;         // when it first saw that with this count; 0: not yet
     std::vector<std::uint8_t> qps;
   };
 

@@ -202,7 +202,7 @@ TEST(LaneReturns, NothingIsAcknowledged_LaneIsSuspected) {
 
 // The application polls too late: one lane has nothing to do, on the other one an acknowledgement has not been polled.
 TEST(LaneReturns, NothingWasPolled_LaneIsNotSuspected) {
-  constexpr std::uint64_t kTimeoutNs = 3'600'000'000'000;  // so long that the monitor does not look itself
+  constexpr std::uint64_t kTimeoutNs = 3'600'000'000'000;  // so long that the monitor's own looks suspect nothing
   const std::string output = in_child("",
                                       [] {
                                         Traffic traffic;
@@ -215,6 +215,7 @@ TEST(LaneReturns, NothingWasPolled_LaneIsNotSuspected) {
                                         }));
                                         traffic.link.send().watch_lanes(monotonic_ns());
                                         traffic.link.send().watch_lanes(monotonic_ns() + kTimeoutNs);
+                                        EXPECT_TRUE(traffic.link.send().lanes_change()) << "it is not suspected";
                                         ASSERT_TRUE(traffic.link.wait(send));
                                         traffic.round();
                                       },

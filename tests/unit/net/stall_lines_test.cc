@@ -257,7 +257,7 @@ TEST(StallLine, FlushNotCompletedAfterPeerHasClosed_NamesDevice) {
     ends.source_memory.reset();
     ends.link.context().close(ends.link.send());
   };
-  EXPECT_EQ(lines_of_flush(close), Lines{flush_line("no answer")});
+  EXPECT_EQ(lines_of_flush(close), Lines{flush_line("closed")});
 }
 
 // A receiver closes when all has arrived. The completion of the sender is lost.
@@ -278,7 +278,7 @@ TEST(StallLine, SendNotCompletedAfterPeerHasClosed_NamesDevice) {
                          }}),
             Lines{line("the network, or the device: data between this end and " + kPeer +
                            " was posted and is not acknowledged",
-                       kUnderWay + kNoProgress, "no answer", kBothHosts)});
+                       kUnderWay + kNoProgress, "closed", kBothHosts)});
 }
 
 // A peer process that is stopped after it has connected.
