@@ -1,7 +1,8 @@
 // On every change 200 seeds, with the full set 20,000, in parts that run at a time.
 //: program simulation export_dynamic link=simulation_parts
 //: all args='--plugin {plugin} --again 10'
-//: test simulation-seeds priority=8 args='--seed 1 --seeds 200'
+//: test simulation-seeds priority=8 args='--seed 1 --seeds 100'
+//: test simulation-more-seeds priority=8 args='--seed 101 --seeds 100'
 //: test simulation-seeds-to-{} full priority=10 timeout=3600 args='--seeds 5000'
 //:   5000 args='--seed 1'
 //:   10000 args='--seed 5001'
