@@ -136,7 +136,8 @@ TEST(Failover, ReceiverWaitsForLateBytes) {
       const std::unique_ptr<MemoryHandle> memory = link.reg(link.recv(), buffer, type);
       Clock::time_point working;  // the last time that the receiver used both lanes
       EXPECT_TRUE(traffic.is_reached([&] {
-        if (link.recv().lanes_down() == 0) working = Clock::now();
+        const Clock::time_point now = Clock::now();  // before the look, after which this thread may pause
+        if (link.recv().lanes_down() == 0) working = now;
         return link.recv().lanes_down() == 1;
       }));
       if (flushes) {  // while the sender makes no call
