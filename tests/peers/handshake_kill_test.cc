@@ -148,17 +148,17 @@ TEST_P(PeerAtEveryStep, KilledWhileAccepting_IsReported) {
   at_every_kill_point([&](void* context, const std::string& words) {
     Process peer("accepts" + words, kDeathVersion);
     const pid_t pid = peer.pid();
-    Handle handle;
-    EXPECT_TRUE(peer.read(handle.bytes, sizeof handle.bytes));
+    Listening listening;
+    EXPECT_TRUE(read_listening(peer, listening));
     Attempt attempt;
-    EXPECT_TRUE(eventually([&] { return static_cast<bool>(attempt = connect(context, handle)); }));
+    EXPECT_TRUE(eventually([&] { return static_cast<bool>(attempt = connect(context, listening.handle)); }));
     const Result result = attempt.comm != nullptr ? exchange(attempt.comm, true) : Result::kSuccess;
     const Exit exit = peer.wait();
     const KillPoint last = parse_kill_point(exit.output).value_or(KillPoint{.sent = 1, .posted = 1, .name = "the end"});
     SCOPED_TRACE("killed " + last.name + ": " + exit.output);
     if (last.sent == 0) {
       EXPECT_EQ(attempt.result, Result::kRemoteError);
-      const std::string line = only_line(address_of(handle));
+      const std::string line = only_line(listening.address());
       // The reply is incomplete when the peer was killed in the middle of it. Otherwise connect may have tried again,
       // and was refused.
       const bool has_begun = last.name.starts_with("in the middle of send");

@@ -1,3 +1,5 @@
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstdlib>
@@ -57,6 +59,20 @@ bool read_handle(Handle& handle) {
   return read(STDIN_FILENO, handle.bytes, sizeof handle.bytes) == static_cast<ssize_t>(sizeof handle.bytes);
 }
 
+// The port of the only TCP socket of this process that listens, in network byte order.
+in_port_t listening_port() {
+  for (int fd = 0; fd < 1024; ++fd) {
+    int listens = 0;
+    socklen_t size = sizeof listens;
+    if (getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0 || listens == 0) continue;
+    sockaddr_in address{};
+    size = sizeof address;
+    if (getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0 && address.sin_family == AF_INET)
+      return address.sin_port;
+  }
+  return 0;
+}
+
 int connect_and_signal(netapi::Plugin& net, void* context, const std::string& role) {
   std::istringstream words(role);
   std::string side;
@@ -72,7 +88,9 @@ int connect_and_signal(netapi::Plugin& net, void* context, const std::string& ro
     if (!read_handle(handle)) return 2;
   } else {
     if (!ok(net.listen(context, 0, handle.bytes, &listen_comm))) return 2;
+    const in_port_t port = listening_port();
     static_cast<void>(!write(STDOUT_FILENO, handle.bytes, sizeof handle.bytes));
+    static_cast<void>(!write(STDOUT_FILENO, &port, sizeof port));
   }
   signal_at(signal, std::atol(point.c_str()), point);
   void* comm = nullptr;

@@ -131,7 +131,7 @@ TEST_P(StoppedPeers, StoppedWhileAccepting_TimeOutAndAreNamed) {
       {"after ibv_post_send 1", Result::kSuccess, "", {}},  // the devices complete the message without the process
   };
   struct LocalEnd {
-    Handle handle;
+    Listening listening;
     Attempt attempt;
     std::unique_ptr<Exchange> exchange;
     bool stopped = false;
@@ -143,8 +143,7 @@ TEST_P(StoppedPeers, StoppedWhileAccepting_TimeOutAndAreNamed) {
   std::vector<LocalEnd> ends(stops.size());
   auto end = ends.begin();
   for (Stopped& one : peers) {
-    Handle& handle = (end++)->handle;
-    ASSERT_TRUE(one.peer.read(handle.bytes, sizeof handle.bytes));
+    ASSERT_TRUE(read_listening(one.peer, (end++)->listening));
   }
   run_role_once([&](void* context) {
     EXPECT_TRUE(eventually([&] {
@@ -155,7 +154,7 @@ TEST_P(StoppedPeers, StoppedWhileAccepting_TimeOutAndAreNamed) {
         if (local.settled) continue;
         if (!local.stopped) local.stopped = has_changed_state(one.peer, WSTOPPED);
         if (local.attempt.comm == nullptr) {
-          local.attempt = connect(context, local.handle);
+          local.attempt = connect(context, local.listening.handle);
           local.settled = local.attempt.result != Result::kSuccess;
           if (local.attempt.comm != nullptr)
             local.exchange = std::make_unique<Exchange>(net(), local.attempt.comm, true);
@@ -180,7 +179,7 @@ TEST_P(StoppedPeers, StoppedWhileAccepting_TimeOutAndAreNamed) {
     // Before the peer has sent its hello, only its address is known.
     const auto is_about_peer = [&](const std::string& line) {
       return local.attempt.comm != nullptr ? names(line, one.peer)
-                                           : line.find(address_of(local.handle)) != std::string::npos;
+                                           : line.find(local.listening.address()) != std::string::npos;
     };
     EXPECT_EQ(take_line(lines, is_about_peer), one.stop.line);
     resume(one);

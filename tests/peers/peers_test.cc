@@ -1,4 +1,4 @@
-//: program peers sources=main.cc,roles.cc link=conformance_harness,wire
+//: program peers sources=main.cc,roles.cc link=conformance_harness
 //: test peers-{completion} completion=imm,atomic VERBATIM_VERBS_LIBRARY={softverbs} VERBATIM_COMPLETION={completion}
 
 // Which errors and warnings a process gets when its peer process is killed, stopped, late or fails, and how soon.
@@ -19,7 +19,6 @@
 #include "conformance.h"
 #include "process.h"
 #include "roles.h"
-#include "wire/notice.h"
 
 namespace conformance {
 namespace {
@@ -101,9 +100,7 @@ class Peers : public Conformance {
     ASSERT_NO_FATAL_FAILURE(connect(peer));
     const int fd = side_channel();
     ASSERT_NO_FATAL_FAILURE(peer.stop());
-    const verbatim::wire::Notice unread = verbatim::wire::Notice::without_body(verbatim::wire::MessageType::kPing);
-    ASSERT_EQ(::send(fd, unread.bytes().data(), unread.bytes().size(), MSG_NOSIGNAL),
-              static_cast<ssize_t>(unread.bytes().size()));
+    ASSERT_EQ(::send(fd, "x", 1, MSG_NOSIGNAL), 1);
     peer.kill();
     EXPECT_EQ(peer.wait().status, 128 + SIGKILL);
     const auto begin = Clock::now();

@@ -3,13 +3,10 @@
 #include <sys/wait.h>
 
 #include <regex>
-#include <span>
 #include <utility>
 
-#include "base/socket.h"
 #include "lifecycle/process_resources.h"
-#include "unit/net/child_lines.h"
-#include "wire/handle.h"
+#include "support/normalized_line.h"
 
 namespace conformance {
 
@@ -26,11 +23,9 @@ std::string normalize_line(const std::string& line) {
   return text;
 }
 
-std::string address_of(const Handle& handle) {
-  namespace wire = verbatim::wire;
-  const auto decoded = wire::decode_handle(std::span<const std::uint8_t, wire::kHandleBytes>(handle.bytes));
-  EXPECT_TRUE(decoded);
-  return decoded ? verbatim::to_string(decoded->address) : "no address";
+bool read_listening(Process& peer, Listening& listening) {
+  return peer.read(listening.handle.bytes, sizeof listening.handle.bytes) &&
+         peer.read(&listening.port, sizeof listening.port);
 }
 
 bool has_changed_state(const Process& peer, int states) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 
 #include <functional>
 #include <string>
@@ -32,8 +33,14 @@ inline const std::string kEndedOrNotListening =
     "TCP-END: the peer closed the connection first: its process has ended, or it does not listen for this connection "
     "any more. Next: look at WHO first: its log says why";
 
-// The address of a listening peer, which names it in warnings before it has sent its hello.
-std::string address_of(const Handle& handle);
+// What a role that listens writes to its output: its handle and the port of its listening socket. Its address names it
+// in warnings before it has sent its hello.
+struct Listening {
+  Handle handle;
+  in_port_t port = 0;  // in network byte order
+  std::string address() const { return "127.0.0.1:" + std::to_string(ntohs(port)); }
+};
+bool read_listening(Process& peer, Listening& listening);
 
 // Whether the peer is in one of these states (WEXITED, WSTOPPED). Does not reap it.
 bool has_changed_state(const Process& peer, int states);

@@ -15,7 +15,7 @@
 
 #include "netapi/log.h"
 #include "ranks.h"
-#include "unit/net/state_reader.h"
+#include "support/state_reader.h"
 
 namespace rma_test {
 namespace {

@@ -3,7 +3,8 @@
 """Include lines point one way: include_test.py SOURCE_DIR.
 
 ALLOWED names each folder of the sources and the folders whose headers it may include besides its own. A folder that is not named there, or an
-include line that it does not allow, is a failure. Before that the check is tried on a tree of two files, one of which includes upward.
+include line that it does not allow, is a failure. Tests outside tests/unit include from src/ only base, which the tools use too, and nothing of
+tests/unit. Before that the check is tried on a tree of small files, some of which include what they must not.
 """
 
 import pathlib
@@ -74,7 +75,22 @@ def upward_includes(root):
                 yield f"{source.relative_to(root)}: {folder} must not include {name} ({target or 'no such file'})"
 
 
-def check_finds_an_upward_include():
+def internal_includes(root):
+    """Include lines of tests outside tests/unit that name internal headers, or headers of tests/unit, as lines of text."""
+    tests = root / "tests"
+    sources = [path for path in sorted(tests.rglob("*")) if path.suffix in (".cc", ".h") and not path.is_relative_to(tests / "unit")]
+    for source in sources:
+        for name in INCLUDE.findall(source.read_text()):
+            for parent in (source.parent, tests, root / "src"):
+                header = (parent / name).resolve()
+                if not header.is_file():
+                    continue
+                if header.is_relative_to(tests / "unit") or header.is_relative_to(root / "src") and header.parent != root / "src/base":
+                    yield f"{source.relative_to(root)}: only tests/unit may include {header.relative_to(root)}"
+                break
+
+
+def check_finds_wrong_includes():
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory).resolve()
         for folder in ("base", "verbs"):
@@ -83,12 +99,20 @@ def check_finds_an_upward_include():
         (root / "src/base/result.h").write_text('#include "verbs/device.h"\n')
         expected = ["src/base/result.h: base must not include verbs/device.h (verbs)"]
         assert list(upward_includes(root)) == expected, list(upward_includes(root))
+        for folder in ("unit", "rma"):
+            (root / "tests" / folder).mkdir(parents=True)
+            (root / f"tests/{folder}/a_test.cc").write_text(
+                '#include <gtest/gtest.h>\n#include "base/result.h"\n#include "verbs/device.h"\n#include "unit/peer.h"\n'
+            )
+        (root / "tests/unit/peer.h").write_text("")
+        expected = [f"tests/rma/a_test.cc: only tests/unit may include {name}" for name in ("src/verbs/device.h", "tests/unit/peer.h")]
+        assert list(internal_includes(root)) == expected, list(internal_includes(root))
 
 
 def main():
-    check_finds_an_upward_include()
+    check_finds_wrong_includes()
     root = pathlib.Path(sys.argv[1]).resolve()
-    found = list(upward_includes(root))
+    found = [*upward_includes(root), *internal_includes(root)]
     print("\n".join(found))
     return 1 if found else 0
 

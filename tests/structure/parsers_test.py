@@ -7,8 +7,8 @@ A parser is
   is bytes or text;
 - a source that reads from a descriptor, uses the payload of a frame, serves HTTP, or calls a parser of JSON, numbers or structures, and one
   outside of src/wire that includes wire/codec.h.
-Each is in one of the two tables of tests/fuzz/README.md: with its fuzzers, or with the reason why it has none. Each row is of a parser that
-exists, and each fuzzer has its source, its seeds and its target in tests/fuzz. Before that the check is tried on a tree with each of
+Each is in one of the two tables of tests/unit/fuzz/README.md: with its fuzzers, or with the reason why it has none. Each row is of a parser that
+exists, and each fuzzer has its source, its seeds and its target in tests/unit/fuzz. Before that the check is tried on a tree with each of
 these faults.
 """
 
@@ -17,7 +17,7 @@ import re
 import sys
 import tempfile
 
-PAGE = "tests/fuzz/README.md"
+PAGE = "tests/unit/fuzz/README.md"
 TABLES = re.compile(r"<!-- parsers:begin -->(.*?)<!-- parsers:end -->(.*?)<!-- no-fuzzer:begin -->(.*?)<!-- no-fuzzer:end -->", re.S)
 
 FUNCTION = re.compile(
@@ -95,29 +95,29 @@ def faults(root):
         used.update(fuzzers)
     for file, function in sorted(found - seen):
         yield f"{file}: the parser {function or '(the source reads or parses)'} is in no table of {PAGE}"
-    targets = (root / "tests/fuzz/meson.build").read_text()
-    sources = {path.name.removesuffix("_fuzz.cc") for path in (root / "tests/fuzz").glob("*_fuzz.cc")}
+    targets = (root / "tests/unit/fuzz/meson.build").read_text()
+    sources = {path.name.removesuffix("_fuzz.cc") for path in (root / "tests/unit/fuzz").glob("*_fuzz.cc")}
     for name in sorted(used | sources):
         if name not in used:
-            yield f"tests/fuzz/{name}_fuzz.cc: the fuzzer has no row in {PAGE}"
+            yield f"tests/unit/fuzz/{name}_fuzz.cc: the fuzzer has no row in {PAGE}"
         if name not in sources:
-            yield f"tests/fuzz/{name}_fuzz.cc: no such file, but {PAGE} names this fuzzer"
+            yield f"tests/unit/fuzz/{name}_fuzz.cc: no such file, but {PAGE} names this fuzzer"
         if not re.search(rf"'{name}': {{", targets):
-            yield f"tests/fuzz/meson.build: the fuzzer {name} is not built"
-        if not any((root / f"tests/fuzz/corpus/{name}").glob("*")):
-            yield f"tests/fuzz/corpus/{name}: there are no seeds"
+            yield f"tests/unit/fuzz/meson.build: the fuzzer {name} is not built"
+        if not any((root / f"tests/unit/fuzz/corpus/{name}").glob("*")):
+            yield f"tests/unit/fuzz/corpus/{name}: there are no seeds"
 
 
 def check_finds_faults():
     with tempfile.TemporaryDirectory() as directory:
         root = pathlib.Path(directory)
-        for folder in ("src", "tools", "tests/fuzz/corpus/wire", "tests/fuzz/corpus/rma"):
+        for folder in ("src", "tools", "tests/unit/fuzz/corpus/wire", "tests/unit/fuzz/corpus/rma"):
             (root / folder).mkdir(parents=True)
         (root / "src/a.h").write_text("int decode_one(std::span<const std::uint8_t> bytes);\nint parse(std::string_view text);\n")
         (root / "src/b.cc").write_text("void f() { ::recv(0, nullptr, 0, 0); }\n// ::recv( in a comment\n")
         (root / "tools/c.cc").write_text("// ::read(\n")
-        (root / "tests/fuzz/wire_fuzz.cc").write_text("")
-        (root / "tests/fuzz/corpus/wire/seed").write_text("x")
+        (root / "tests/unit/fuzz/wire_fuzz.cc").write_text("")
+        (root / "tests/unit/fuzz/corpus/wire/seed").write_text("x")
         good_build = "fuzzers = {\n  'wire': {\n    'sources': files(),\n  },\n}\n"
         good_page = (
             "# Tests\n| `other` | `table` | x | `y` |\n<!-- parsers:begin -->\n"
@@ -128,7 +128,7 @@ def check_finds_faults():
 
         def found(page=good_page, build=good_build):
             (root / PAGE).write_text(page)
-            (root / "tests/fuzz/meson.build").write_text(build)
+            (root / "tests/unit/fuzz/meson.build").write_text(build)
             return list(faults(root))
 
         assert found() == [], found()

@@ -10,7 +10,7 @@
 #include <set>
 #include <sstream>
 
-#include "support/log_capture.h"
+#include "unit/support/log_capture.h"
 
 namespace verbatim {
 namespace {

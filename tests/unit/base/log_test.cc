@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-#include "support/log_capture.h"
+#include "unit/support/log_capture.h"
 
 namespace verbatim {
 namespace {

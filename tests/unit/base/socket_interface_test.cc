@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "base/socket.h"
-#include "support/log_capture.h"
+#include "unit/support/log_capture.h"
 
 namespace verbatim {
 namespace {

@@ -15,8 +15,8 @@
 #include <string>
 
 #include "base/unique_fd.h"
-#include "support/log_capture.h"
 #include "support/scratch_directory.h"
+#include "unit/support/log_capture.h"
 
 namespace verbatim {
 namespace {

@@ -24,8 +24,8 @@
 #include "base/clock.h"
 #include "base/socket.h"
 #include "support/loopback.h"
-#include "support/peer_socket.h"
 #include "support/relay.h"
+#include "unit/support/peer_socket.h"
 
 namespace verbatim {
 namespace {

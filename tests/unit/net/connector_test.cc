@@ -17,9 +17,9 @@
 
 #include "base/clock.h"
 #include "net/connect/listen_comm.h"
-#include "support/fake_verbs.h"
-#include "support/log_capture.h"
 #include "support/relay.h"
+#include "unit/support/fake_verbs.h"
+#include "unit/support/log_capture.h"
 
 namespace verbatim {
 namespace {

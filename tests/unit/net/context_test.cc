@@ -13,8 +13,8 @@
 
 #include "connected_comms.h"
 #include "net/context/forecast.h"
-#include "support/log_capture.h"
 #include "support/scratch_directory.h"
+#include "unit/support/log_capture.h"
 
 namespace verbatim {
 namespace {

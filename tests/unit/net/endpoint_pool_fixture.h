@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "net/connect/endpoint_pool.h"
-#include "support/fake_verbs.h"
-#include "support/log_capture.h"
+#include "unit/support/fake_verbs.h"
+#include "unit/support/log_capture.h"
 
 namespace verbatim {
 

@@ -19,8 +19,8 @@
 #include "child_lines.h"
 #include "connected_comms.h"
 #include "support/child.h"
-#include "support/log_capture.h"
 #include "support/scratch_directory.h"
+#include "unit/support/log_capture.h"
 #include "verbs/verbs.h"
 
 namespace verbatim {

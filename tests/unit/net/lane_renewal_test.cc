@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "support/fake_verbs.h"
+#include "unit/support/fake_verbs.h"
 
 namespace verbatim {
 namespace {

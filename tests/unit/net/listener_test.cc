@@ -15,8 +15,8 @@
 #include "base/clock.h"
 #include "base/socket.h"
 #include "channel/hello_limits.h"
-#include "support/log_capture.h"
 #include "support/loopback.h"
+#include "unit/support/log_capture.h"
 #include "wire/authentication.h"
 #include "wire/limits.h"
 

@@ -18,7 +18,7 @@
 #include "child_lines.h"
 #include "connected_comms.h"
 #include "net/context/net_devices.h"
-#include "support/log_capture.h"
+#include "unit/support/log_capture.h"
 
 namespace verbatim {
 namespace {

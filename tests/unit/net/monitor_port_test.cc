@@ -20,10 +20,10 @@
 #include "connected_comms.h"
 #include "hang.h"
 #include "net/monitor/monitor.h"
-#include "state_reader.h"
-#include "support/fake_verbs.h"
-#include "support/log_capture.h"
-#include "support/peer_socket.h"
+#include "support/state_reader.h"
+#include "unit/support/fake_verbs.h"
+#include "unit/support/log_capture.h"
+#include "unit/support/peer_socket.h"
 
 namespace verbatim {
 namespace {

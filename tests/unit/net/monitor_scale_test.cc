@@ -17,7 +17,8 @@
 #include "base/clock.h"
 #include "connected_comms.h"
 #include "net/monitor/monitor.h"
-#include "support/fake_verbs.h"
+#include "unit/support/fake_verbs.h"
+#include "unit/support/peer_socket.h"
 
 namespace verbatim {
 namespace {

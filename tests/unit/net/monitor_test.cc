@@ -16,8 +16,8 @@
 #include <thread>
 
 #include "connected_comms.h"
-#include "support/log_capture.h"
-#include "support/peer_socket.h"
+#include "unit/support/log_capture.h"
+#include "unit/support/peer_socket.h"
 #include "verbs/device_inventory.h"
 
 namespace verbatim {

@@ -17,9 +17,9 @@
 #include "channel/listener.h"
 #include "connected_comms.h"
 #include "net/monitor/monitor.h"
-#include "support/log_capture.h"
 #include "support/loopback.h"
-#include "support/peer_socket.h"
+#include "unit/support/log_capture.h"
+#include "unit/support/peer_socket.h"
 
 namespace verbatim {
 

@@ -13,9 +13,9 @@
 #include "base/socket.h"
 #include "connected_comms.h"
 #include "net/monitor/monitor.h"
-#include "support/log_capture.h"
 #include "support/loopback.h"
-#include "support/peer_socket.h"
+#include "unit/support/log_capture.h"
+#include "unit/support/peer_socket.h"
 
 namespace verbatim {
 namespace {

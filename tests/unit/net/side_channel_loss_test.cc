@@ -18,9 +18,9 @@
 #include "base/socket.h"
 #include "one_end.h"
 #include "side_channels.h"
-#include "state_reader.h"
-#include "support/log_capture.h"
 #include "support/refusal.h"
+#include "support/state_reader.h"
+#include "unit/support/log_capture.h"
 
 namespace verbatim {
 namespace {

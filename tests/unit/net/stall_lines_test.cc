@@ -21,7 +21,7 @@
 #include "child_lines.h"
 #include "connected_comms.h"
 #include "support/child.h"
-#include "support/log_capture.h"
+#include "unit/support/log_capture.h"
 
 namespace verbatim {
 namespace {

@@ -14,8 +14,8 @@
 
 #include "connected_comms.h"
 #include "net/context/stats.h"
-#include "state_reader.h"
-#include "support/log_capture.h"
+#include "support/state_reader.h"
+#include "unit/support/log_capture.h"
 
 namespace verbatim {
 namespace {

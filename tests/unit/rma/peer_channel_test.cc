@@ -19,7 +19,7 @@
 #include "base/socket.h"
 #include "channel/listener.h"
 #include "support/loopback.h"
-#include "support/peer_socket.h"
+#include "unit/support/peer_socket.h"
 
 namespace verbatim::rma {
 namespace {

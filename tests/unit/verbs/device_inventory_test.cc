@@ -8,9 +8,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include "support/fake_verbs.h"
-#include "support/log_capture.h"
 #include "support/scratch_directory.h"
+#include "unit/support/fake_verbs.h"
+#include "unit/support/log_capture.h"
 
 namespace verbatim {
 namespace {

@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <fstream>
 
-#include "support/fake_verbs.h"
 #include "support/scratch_directory.h"
+#include "unit/support/fake_verbs.h"
 
 namespace verbatim {
 namespace {

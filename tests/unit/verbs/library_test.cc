@@ -3,8 +3,8 @@
 
 #include <cerrno>
 
-#include "support/fake_verbs.h"
-#include "support/log_capture.h"
+#include "unit/support/fake_verbs.h"
+#include "unit/support/log_capture.h"
 #include "verbs/dynamic_library.h"
 #include "verbs/verbs.h"
 

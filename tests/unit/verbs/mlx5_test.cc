@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "support/fake_verbs.h"
-#include "support/log_capture.h"
+#include "unit/support/fake_verbs.h"
+#include "unit/support/log_capture.h"
 #include "verbs/qp.h"
 
 namespace verbatim {

@@ -11,8 +11,8 @@
 #include <thread>
 
 #include "base/unique_fd.h"
-#include "support/fake_verbs.h"
-#include "support/log_capture.h"
+#include "unit/support/fake_verbs.h"
+#include "unit/support/log_capture.h"
 
 namespace verbatim {
 namespace {

@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "support/fake_verbs.h"
-#include "support/log_capture.h"
+#include "unit/support/fake_verbs.h"
+#include "unit/support/log_capture.h"
 
 namespace verbatim {
 namespace {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "base/unique_fd.h"
-#include "support/fake_verbs.h"
-#include "support/log_capture.h"
+#include "unit/support/fake_verbs.h"
+#include "unit/support/log_capture.h"
 #include "verbs/mr_cache.h"
 
 namespace verbatim {

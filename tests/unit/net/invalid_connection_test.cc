@@ -1,3 +1,5 @@
+//: in conformance
+
 // Connections to the listening port from programs that do not have the handle: none may become a comm, and none may
 // prevent the right peer from connecting.
 #include <arpa/inet.h>
@@ -15,7 +17,7 @@
 
 #include "base/unique_fd.h"
 #include "channel/incoming_message.h"
-#include "conformance.h"
+#include "conformance/conformance.h"
 #include "wire/authentication.h"
 #include "wire/handle.h"
 #include "wire/handshake.h"

@@ -1,5 +1,4 @@
-// Processes must not inherit an open device, so these are a test of their own.
-//: test rma-listener filter=RmaListener.*
+//: in rma_ranks
 
 // TCP connections that reach a rank and do not show its secret, and what a rank that knows the secret sends too early.
 // Each rank is a process: rank 1 is the one that is attacked, from the process of rank 0.
@@ -26,7 +25,7 @@
 #include "base/socket.h"
 #include "base/unique_fd.h"
 #include "channel/incoming_message.h"
-#include "ranks.h"
+#include "rma/ranks.h"
 #include "wire/authentication.h"
 #include "wire/handle.h"
 #include "wire/rma.h"

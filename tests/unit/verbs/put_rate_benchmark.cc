@@ -1,5 +1,6 @@
 //: program perf_put_rate optimized link=cost,perf,netapi,verbs,base,gtest
-//: benchmark perf-put-rate sanitizer=none use=over-verbatim SOFTVERBS_ENGINE=thread
+//: benchmark perf-put-rate suite=perf protocol=gtest sanitizer=none needs=plugin,softverbs SOFTVERBS_ENGINE=thread
+//:   + PERF_PLUGIN={plugin} VERBATIM_VERBS_LIBRARY={softverbs} VERBATIM_SOCKET_IFNAME=lo
 
 // Puts of 4 KiB with 32 under way, over the RMA table of the plugin and over a bare loop of verbs: the same work
 // requests, all signalled, from and to memory that begins at a page: copies of other memory take up to a third more

@@ -1,3 +1,5 @@
+//: in lifecycle
+
 // The number of round trips until a connection is established, counted by a relay on the side channel.
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -7,7 +9,7 @@
 
 #include "base/socket.h"
 #include "base/unique_fd.h"
-#include "conformance.h"
+#include "conformance/conformance.h"
 #include "wire/handle.h"
 
 namespace conformance {

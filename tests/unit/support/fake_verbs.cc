@@ -1,4 +1,4 @@
-#include "support/fake_verbs.h"
+#include "unit/support/fake_verbs.h"
 
 #include <arpa/inet.h>
 #include <endian.h>
