@@ -213,6 +213,8 @@ INSTANTIATE_TEST_SUITE_P(
         // No memory to say how a lane of RMA has failed.
         "--seed 744867 --faults port/1/3/4/5,hang,memory --operations 2 --order 5",
         "--seed 80 --faults port/1/2,memory --operations 1",  // no memory for the shares of the lanes that work
+        // An atomic finds that the target has ended, before its record lock shows it.
+        "--seed 1051509 --faults death --parts 1,3 --operations 16 --order 5 --devices irdma",
         // The completion of a flush is lost, and the sender has closed.
         "--seed 1067336 --faults hang,qp",
         // One end waits for the lane; the other one has seen no acknowledgement.

@@ -53,9 +53,10 @@ void advance(iovec*& items, std::size_t& count, std::size_t bytes) {
   items->iov_len -= bytes;
 }
 
-CopyResult failure() {
+CopyResult failure(const ProcessView& target) {
   switch (errno) {
     case ESRCH:
+      target.mark_dead();  // known sooner than by its record lock
       return CopyResult::kProcessDead;
     case EPERM:
     case ENOSYS:
@@ -99,7 +100,7 @@ CopyResult copy_across_processes(VmCall call, const ProcessView& target, CopyDir
     const ssize_t moved = call(target.pid(), local_items, local_count, remote_items, remote_count, 0);
     last.iov_len += kept;
     order_behind_earlier_writes();
-    if (moved < 0) return failure();
+    if (moved < 0) return failure(target);
     if (moved == 0) return CopyResult::kFault;
     const std::size_t bytes = static_cast<std::size_t>(moved);
     left -= bytes;
