@@ -27,21 +27,16 @@ Cq& cq_of(ibv_cq_ex* handle) {
 int step(Cq& cq) {
   SharedCq& shared = *cq.shared;
   const std::uint32_t tail = shared.tail.load(std::memory_order_seq_cst);
-  std::uint32_t head = shared.head.load(std::memory_order_relaxed);
-  while (head != tail && cq.ring[head & shared.mask].qp_index == kNoIndex) ++head;
-  const bool found = head != tail;
-  if (found) {
-    const Cqe& entry = cq.ring[head & shared.mask];
-    if (Qp* qp = cq.process->qp_at(entry.qp_index); qp != nullptr) qp->release_entry(entry);
-    read_entry(entry, cq.current);
-    cq.current_timestamp_ns = entry.timestamp_ns;
-    cq.extended().status = cq.current.status;
-    cq.extended().wr_id = cq.current.wr_id;
-    shared.counters.completions.add(1);
-    ++head;
-  }
-  shared.head.store(head, std::memory_order_release);
-  return found ? 0 : ENOENT;
+  const std::uint32_t head = shared.head.load(std::memory_order_relaxed);
+  if (head == tail) return ENOENT;
+  const Cqe entry = take_entry(cq, head);
+  read_entry(entry, cq.current);
+  if (Qp* qp = cq.process->qp_at(entry.qp_index); qp != nullptr) qp->release_entry(entry);
+  cq.current_timestamp_ns = entry.timestamp_ns;
+  cq.extended().status = cq.current.status;
+  cq.extended().wr_id = cq.current.wr_id;
+  shared.counters.completions.add(1);
+  return 0;
 }
 
 // Returns with poll_mutex held. For a single-threaded queue each step locks it separately, so that the thread may

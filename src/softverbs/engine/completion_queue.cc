@@ -20,9 +20,6 @@ namespace {
 // polling threads, the thread that produces the completion needs it.
 constexpr std::uint32_t kEmptyPollsPerYield = 32;
 
-// The polling thread may lose its core for some time.
-constexpr std::uint64_t kMaxPollNs = 20 * kNanosecondsPerMillisecond;
-
 constexpr std::uint64_t kMaxResizeWaitNs = 100 * kNanosecondsPerMillisecond;
 
 }  // namespace
@@ -43,15 +40,6 @@ void notify(const ProcessView& process, SharedCq& cq, bool failed, bool solicite
   }
   Armed disarmed = Armed::kNo;
   if (unread != 0) cq.armed.compare_exchange_strong(disarmed, armed);
-}
-
-bool await_free_entry(const SharedCq& cq, std::uint32_t tail) {
-  const std::uint64_t end = monotonic_ns() + kMaxPollNs;
-  do {
-    sched_yield();
-    if (tail - cq.head.load(std::memory_order_acquire) <= cq.mask) return true;
-  } while (monotonic_ns() < end);
-  return false;
 }
 
 void overrun(const ProcessView& process, Incarnation me, std::uint32_t cq_index) {
@@ -203,13 +191,11 @@ int poll_cq(ibv_cq* handle, int count, ibv_wc* completions) {
   const std::uint32_t tail = shared.tail.load(std::memory_order_seq_cst);
   std::uint32_t head = shared.head.load(std::memory_order_relaxed);
   int found = 0;
-  for (; found < count && head != tail; ++head) {
-    const Cqe& entry = cq.ring[head & shared.mask];
-    if (entry.qp_index == kNoIndex) continue;
-    if (Qp* qp = cq.process->qp_at(entry.qp_index); qp != nullptr) qp->release_entry(entry);
+  while (found < count && head != tail) {
+    const Cqe entry = take_entry(cq, head++);
     read_entry(entry, completions[found++]);
+    if (Qp* qp = cq.process->qp_at(entry.qp_index); qp != nullptr) qp->release_entry(entry);
   }
-  shared.head.store(head, std::memory_order_release);
   (found != 0 ? shared.counters.polls : shared.counters.empty_polls).add(1);
   shared.counters.completions.add(static_cast<std::uint64_t>(found));
   return found;
@@ -227,14 +213,22 @@ int req_notify_cq(ibv_cq* handle, int solicited_only) {
 }
 
 void purge_completions(Cq& cq, std::uint32_t qp_index) {
-  FutexLock lock(cq.poll_mutex);
-  const std::uint32_t tail = cq.shared->tail.load(std::memory_order_acquire);
-  for (std::uint32_t at = cq.shared->head.load(std::memory_order_relaxed); at != tail; ++at) {
-    Cqe& entry = cq.ring[at & cq.shared->mask];
-    if (entry.qp_index != qp_index) continue;
-    if (Qp* qp = cq.process->qp_at(qp_index); qp != nullptr) qp->release_entry(entry);
-    entry.qp_index = kNoIndex;
+  SharedCq& shared = *cq.shared;
+  FutexLock poll_lock(cq.poll_mutex);
+  SharedLockGuard lock(shared.lock, cq.process->me());
+  const std::uint32_t tail = shared.tail.load(std::memory_order_relaxed);
+  const std::uint32_t head = shared.head.load(std::memory_order_relaxed);
+  Qp* const qp = cq.process->qp_at(qp_index);
+  for (std::uint32_t at = head; at != tail; ++at) {
+    const Cqe& entry = cq.ring[at & shared.mask];
+    if (entry.qp_index == qp_index && qp != nullptr) qp->release_entry(entry);
   }
+  std::uint32_t to = tail;  // the others move towards the tail
+  for (std::uint32_t at = tail; at != head;) {
+    const Cqe& entry = cq.ring[--at & shared.mask];
+    if (entry.qp_index != qp_index) cq.ring[--to & shared.mask] = entry;
+  }
+  shared.head.store(to, std::memory_order_release);
 }
 
 }  // namespace verbatim::softverbs

@@ -15,10 +15,6 @@ namespace verbatim::softverbs {
 
 // If the queue is armed for such a completion, disarms it and wakes the program through the completion channel.
 void notify(const ProcessView& process, SharedCq& cq, bool failed, bool solicited);
-// Whether a queue that looks full has a free entry at `tail` after all. A poll frees the entries of send and receive
-// queues just before those of the CQ, so a request that is posted in between finds a CQ full that is as large as its
-// queues.
-[[gnu::cold]] bool await_free_entry(const SharedCq& cq, std::uint32_t tail);
 // Puts the queue into the overrun state, in which it accepts no entries, and raises IBV_EVENT_CQ_ERR for the owner.
 void overrun(const ProcessView& process, Incarnation me, std::uint32_t cq_index);
 
@@ -32,7 +28,7 @@ bool push_filled(const ProcessView& process, Incarnation me, std::uint32_t cq_in
   SharedLockGuard lock(cq.lock, me);
   if (cq.overrun.load(std::memory_order_relaxed) != 0) return false;
   const std::uint32_t tail = cq.tail.load(std::memory_order_relaxed);
-  if (tail - cq.head.load(std::memory_order_acquire) > cq.mask && !await_free_entry(cq, tail)) {
+  if (tail - cq.head.load(std::memory_order_acquire) > cq.mask) {
     overrun(process, me, cq_index);
     return false;
   }
@@ -60,6 +56,14 @@ int destroy_cq(Cq& cq);
 int resize_cq(Cq& cq, int entries);
 int poll_cq(ibv_cq* cq, int count, ibv_wc* completions);
 int req_notify_cq(ibv_cq* cq, int solicited_only);
+
+// Removes the entry at the head. The caller holds poll_mutex, and frees the entry of the send or receive queue only
+// then: a request that is posted in its place must find room, where the CQ is as large as its queues.
+inline Cqe take_entry(Cq& cq, std::uint32_t head) {
+  const Cqe entry = cq.ring[head & cq.shared->mask];
+  cq.shared->head.store(head + 1, std::memory_order_release);
+  return entry;
+}
 
 // Translates an entry into the completion that the program reads.
 inline void read_entry(const Cqe& entry, ibv_wc& completion) {

@@ -176,7 +176,7 @@ struct SharedMr {
 struct Cqe {
   std::uint64_t wr_id;
   std::uint64_t timestamp_ns;  // set when SharedCq::is_stamped
-  std::uint32_t qp_index;      // of the local QP; kNoIndex once the QP is destroyed
+  std::uint32_t qp_index;      // of the local QP
   std::uint32_t position;      // free-running position of the work request in its queue
   std::uint32_t byte_len;
   std::uint32_t imm;  // of a failed request: the vendor error
