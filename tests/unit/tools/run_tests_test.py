@@ -86,19 +86,66 @@ unittest.main()
 class Reports(unittest.TestCase):
     """What tools/count_cases says of one test whose output is given."""
 
-    def count(self, result="FAIL", status=1, stdout="", stderr="", name="names"):
+    def files_of(self, *entries):
+        """What count_cases writes for a log with these entries, and prints."""
         with tempfile.TemporaryDirectory() as directory:
             os.mkdir(f"{directory}/meson-logs")
             log = f"{directory}/meson-logs/testlog.json"
-            entry = {"name": f"verbatim:tools / {name}", "result": result, "returncode": status, "duration": 1.0}
             with open(log, "w", encoding="utf-8") as file:
-                json.dump(entry | {"stdout": stdout, "stderr": stderr}, file)
-            command = [f"{SOURCES}/tools/count_cases", "--totals", f"{directory}/totals", "--failures", f"{directory}/failures", log]
-            shown = subprocess.run(command, check=False, capture_output=True, text=True, cwd=directory).stdout
-            with open(f"{directory}/totals", encoding="ascii") as file:
-                totals = tuple(int(word) for word in file.read().split())
-            with open(f"{directory}/failures", encoding="utf-8") as file:
-                return totals, file.read().splitlines(), shown
+                file.writelines(json.dumps(entry) + "\n" for entry in entries)
+            names = ("totals", "failures", "bodies")
+            command = [f"{SOURCES}/tools/count_cases", *(word for name in names for word in (f"--{name}", f"{directory}/{name}")), log]
+            written = {"shown": subprocess.run(command, check=False, capture_output=True, text=True, cwd=directory).stdout}
+            for name in names:
+                with open(f"{directory}/{name}", encoding="utf-8") as file:
+                    written[name] = file.read().splitlines()
+            return written
+
+    def entry(self, name="tools / names", command=("/b/names_test.py",), result="OK", status=0, stdout="", stderr=""):
+        entry = {"name": f"verbatim:{name}", "command": command, "result": result, "returncode": status, "duration": 1.0}
+        return entry | {"stdout": stdout, "stderr": stderr}
+
+    def count(self, result="FAIL", status=1, stdout="", stderr=""):
+        written = self.files_of(self.entry(result=result, status=status, stdout=stdout, stderr=stderr))
+        return tuple(int(word) for word in written["totals"][0].split()), written["failures"], written["shown"]
+
+    def cases(self, *names, skipped=(), **more):
+        """The entry of a GoogleTest program with these cases."""
+        lines = [f"[==========] Running {len(names)} tests from 1 test suite."]
+        for name in names:
+            lines += [f"[ RUN      ] {name}", f"[  SKIPPED ] {name} (0 ms)" if name in skipped else f"[       OK ] {name} (0 ms)"]
+        lines += [f"[  PASSED  ] {len(names) - len(skipped)} tests.", f"[  SKIPPED ] {len(skipped)} tests, listed below:"]
+        return self.entry(stdout="\n".join(lines) + "\n", **more)
+
+    def test_bodies_are_cases_without_their_parameters(self):
+        names = ("A.Works", "Net/A.Works/0", "Net/A.Works/v12_3", "A/1.Works", "A.Fails", "Rma/B.Works/0")
+        written = self.files_of(self.cases(*names, command=["/b/tests/bin/unit"], name="unit / unit"))
+        self.assertEqual(written["bodies"], ["unit A.Works"] * 4 + ["unit A.Fails", "unit B.Works"])
+        self.assertRegex(written["shown"], r"(?m)^  unit +6 passed, 0 failed, 3 bodies in 6 configurations +1\.0 s$")
+
+    def test_bodies_of_variants_and_builds_are_equal(self):
+        wrapped = ["/t/stall", "--mode", "one", "/b/tests/bin/deny", "/b/tests/bin/unit", "--gtest_filter=A.*"]
+        written = self.files_of(
+            self.cases("A.Works", "A.More", command=["/b/tests/bin/unit"], name="unit / unit-thread"),
+            self.cases("A.Works", command=wrapped, name="unit+full / unit-inline"),
+            self.cases("A.Works", command=["/b/tests/bin/other"], name="unit / other"),
+        )
+        self.assertCountEqual(written["bodies"], ["unit A.Works", "unit A.More", "unit A.Works", "other A.Works"])
+        self.assertRegex(written["shown"], r"(?m)^  unit +3 passed, 0 failed, 3 bodies in 3 configurations ")
+        self.assertRegex(written["shown"], r"(?m)^  unit\+full +1 passed, 0 failed, 1 body in 1 configuration ")
+        self.assertRegex(written["shown"], r"(?m)^  all suites +4 passed, 0 failed, 3 bodies in 4 configurations +3\.0 s$")
+
+    def test_case_that_did_not_end_is_a_body_and_one_that_was_skipped_is_none(self):
+        begun = self.cases("A.Works", "A.Skipped", "A.Crashes", skipped=["A.Skipped"], name="unit / unit", command=["/b/tests/bin/unit"])
+        begun |= {"result": "FAIL", "returncode": -11, "stdout": begun["stdout"].partition("[       OK ] A.Crashes")[0]}
+        self.assertEqual(self.files_of(begun)["bodies"], ["unit A.Works", "unit A.Crashes"])
+
+    def test_bodies_of_scripts_are_counted_by_test(self):
+        ran = self.entry(stderr="Ran 3 tests in 0.1s\n\nOK (skipped=1)\n")
+        tap = self.entry(name="tools / tap", stdout="1..3\nok 1 - a\nok 2 - b # SKIP no device\nok 3 - c\n")
+        written = self.files_of(ran, ran, tap, self.entry(name="tools / plain"), self.entry(name="tools / absent", result="SKIP", status=77))
+        self.assertEqual(written["bodies"], ["names 1", "names 2"] * 2 + ["tap 1", "tap 2", "plain 1"])
+        self.assertRegex(written["shown"], r"(?m)^  tools +7 passed, 0 failed, 4 skipped, 5 bodies in 7 configurations ")
 
     def test_unittest_cases_are_counted_and_named(self):
         with tempfile.TemporaryDirectory() as directory:
