@@ -25,7 +25,14 @@ import sys
 
 SUITES = ("full", "full-sanitized", "sanitized", "threads")  # beside the suite that a test belongs to; tests/README.md explains them
 SANITIZERS = ("none", "any", "address", "undefined", "thread")
-ONE_VALUE = ("suite", "timeout", "priority", "shards", "protocol", "under")
+ONE_VALUE = {  # a setting that has one value: its form, and what a value of another form is
+    "suite": (r"[a-z][\w-]*", "no word"),
+    "timeout": (r"-?\d+", "no number"),
+    "priority": (r"-?\d+", "no number"),
+    "shards": (r"[1-9]\d*", "no number from 1"),
+    "protocol": ("exitcode|gtest|tap|rust", "none of exitcode, gtest, tap, rust"),
+    "under": (r"[\w-]+", "no name"),
+}
 DIRECTIVE = re.compile(r"^(?://|#):( +)(\S.*)$")
 PLACEHOLDER = re.compile(r"\{([\w-]*)\}")
 
@@ -34,9 +41,21 @@ class Wrong(Exception):
     """A directive is wrong: (FILE:LINE, what is wrong)."""
 
 
+class Said(str):
+    """What a directive says, and where. Its lines may be shared by tests of other files."""
+
+    def __new__(cls, text, where):
+        said = super().__new__(cls, text)
+        said.where = where
+        return said
+
+    def parts(self, separator=None):
+        return [Said(part, self.where) for part in self.split(separator)]
+
+
 @dataclasses.dataclass
 class Settings:
-    """What the words of one or several directives set."""
+    """What the words of one or several directives set. Its texts are Said, but for names of suites."""
 
     values: dict = dataclasses.field(default_factory=dict)
     environment: dict = dataclasses.field(default_factory=dict)
@@ -85,6 +104,7 @@ class Program:
     linked: list = dataclasses.field(default_factory=list)
     defines: list = dataclasses.field(default_factory=list)
     flags: list = dataclasses.field(default_factory=list)
+    is_named: bool = False  # by a test of any build
     is_used: bool = False  # by a test of this build; others are not built
 
 
@@ -171,6 +191,7 @@ class Finder:
         result = Settings()
         for word in words:
             key, equals, value = word.partition("=")
+            value = Said(value, where)
             if not equals:
                 if key in SUITES:
                     result.suites.append(key)
@@ -181,22 +202,22 @@ class Finder:
             elif re.fullmatch(r"[A-Z][A-Z0-9_]*", key):
                 result.environment[key] = value
             elif key in ONE_VALUE:
-                if key in ("timeout", "priority", "shards") and not re.fullmatch(r"-?\d+", value):
-                    raise Wrong(where, f"{key}={value} is no number")
+                form, otherwise = ONE_VALUE[key]
+                if not re.fullmatch(form, value):
+                    raise Wrong(where, f"{key}={value} is {otherwise}")
                 result.values[key] = value
             elif key == "args":
-                result.arguments += value.split()
+                result.arguments += value.parts()
             elif key == "filter":
-                wanted, _, unwanted = value.partition("-")
-                result.wanted += [pattern for pattern in wanted.split(":") if pattern]
-                result.unwanted += [pattern for pattern in unwanted.split(":") if pattern]
+                for patterns, text in zip((result.wanted, result.unwanted), value.split("-", 1)):
+                    patterns += [pattern for pattern in Said(text, where).parts(":") if pattern]
             elif key in ("needs", "has", "use", "sanitizer"):
                 if key == "sanitizer" and not set(value.split(",")) <= set(SANITIZERS):
                     raise Wrong(where, f"{key}={value} is none of {', '.join(SANITIZERS)}")
                 field = {"use": "used", "sanitizer": "sanitizers"}.get(key, key)
-                getattr(result, field).extend(value.split(","))
+                getattr(result, field).extend(value.parts(","))
             elif re.fullmatch(r"[a-z]\w*", key):
-                result.crossed[key] = value.split(",")
+                result.crossed[key] = value.parts(",")
             else:
                 raise Wrong(where, f"unknown setting '{key}'")
         return result
@@ -214,8 +235,8 @@ class Finder:
 
     def shared_settings(self, line, words):
         result = self.all_settings(line, words)
-        for key in result.crossed:
-            raise Wrong(line.where, f"unknown setting '{key}'")
+        for key, values in result.crossed.items():
+            raise Wrong(values[0].where, f"unknown setting '{key}'")
         return result
 
     def source(self, name, folder, where):
@@ -228,7 +249,9 @@ class Finder:
     def read_program(self, line, path):
         name = line.words[1]
         if name in self.programs or name in self.facts:
-            raise Wrong(line.where, f"there is another '{name}'")
+            build = "tests/meson.build" if self.facts.get(name, ("",))[0] == "path" else "tests/bin/meson.build"
+            other = self.programs[name].where if name in self.programs else build
+            raise Wrong(line.where, f"there is another '{name}' in {other}")
         program = Program(line.where, name)
         for word in line.words[2:]:
             key, _, value = word.partition("=")
@@ -314,17 +337,17 @@ class Finder:
         for variant, word, own in variants or [(line, "", Settings())]:
             own = template.with_more(own)
             name = line.words[1].replace("{}", word)
-            for key in own.crossed:
+            for key, values in own.crossed.items():
                 if f"{{{key}}}" not in name:
-                    raise Wrong(variant.where, f"unknown setting '{key}', or a list that the name does not mention")
+                    raise Wrong(values[0].where, f"unknown setting '{key}', or a list that the name does not mention")
             others = dict.fromkeys(pattern for _, other, more in variants if other != word for pattern in more.wanted)
             for values in itertools.product(*own.crossed.values()):
                 texts = dict(zip(own.crossed, values))
                 settings = common
                 for text in common.used + own.used:
-                    set_name = replaced(text, texts, variant.where)
+                    set_name = replaced(text, texts, text.where)
                     if set_name not in sets:
-                        raise Wrong(variant.where, f"there is no set '{set_name}'")
+                        raise Wrong(text.where, f"there is no set '{set_name}'")
                     settings = settings.with_more(sets[set_name])
                 test_name = replaced(name, texts, variant.where)
                 texts.update(variant=replaced(word, texts, variant.where), others=":".join(others))
@@ -337,7 +360,7 @@ class Finder:
             self.add_test(kind, name, runs, settings, texts, where)
             return
         for shard in range(shards):
-            variables = {"GTEST_TOTAL_SHARDS": str(shards), "GTEST_SHARD_INDEX": str(shard)}
+            variables = {"GTEST_TOTAL_SHARDS": Said(shards, where), "GTEST_SHARD_INDEX": Said(shard, where)}
             part = settings.with_more(Settings(environment=variables))
             self.add_test(kind, f"{name}-{shard}", runs, part, texts, where)
 
@@ -350,8 +373,8 @@ class Finder:
                 key = found[1]
                 if key in texts:
                     return texts[key]
-                needs[key] = self.is_there(key, where)
-                return self.value_of(key, where)
+                needs[key] = self.is_there(key, text.where)
+                return self.value_of(key, text.where)
 
             return PLACEHOLDER.sub(value, text)
 
@@ -361,28 +384,34 @@ class Finder:
         if cases:
             arguments.append("--gtest_filter=" + cases)
         environment = [f"{key}={text_of(value)}" for key, value in settings.environment.items()]
+        values = settings.values
         program = runs
         if isinstance(runs, Program):
-            program = runs.name
+            program = Said(runs.name, where)
             for define in runs.defines:
-                text_of(define)
-            if "under" in settings.values:
-                arguments.insert(0, text_of(f"{{{program}}}"))
-                program = settings.values["under"]
-            needs[program] = self.is_there(program, where)
+                text_of(Said(define, runs.where))
+            if "under" in values:
+                arguments.insert(0, text_of(Said(f"{{{program}}}", where)))
+                program = values["under"]
+            needs[program] = self.is_there(program, program.where)
+        else:
+            for key, said in [("filter", text) for text in settings.wanted + settings.unwanted] + list(values.items()):
+                if key in ("filter", "under", "shards"):
+                    raise Wrong(said.where, f"'{key}' has no effect on a script")
         for need in settings.needs:
-            needs[need] = self.is_there(need, where)
-        has_all = all([self.is_there(name, where) for name in settings.has])
-        if not has_all or not all(needs.values()) or not self.sanitizer_is(settings.sanitizers):
+            needs[need] = self.is_there(need, need.where)
+        has_all = all([self.is_there(name, name.where) for name in settings.has])
+        is_here = has_all and all(needs.values()) and self.sanitizer_is(settings.sanitizers)
+        for used in [self.programs[need] for need in needs if need in self.programs]:
+            used.is_named = True
+            used.is_used = used.is_used or is_here
+        if not is_here:
             return
         if name in self.named:
             raise Wrong(where, f"the test '{name}' is also in {self.named[name]}")
         self.named[name] = where
-        values = settings.values
         if "suite" not in values:
             raise Wrong(where, f"the test '{name}' has no suite")
-        for need in needs.keys() & self.programs.keys():
-            self.programs[need].is_used = True
         lists = (
             arguments,
             environment,
@@ -419,6 +448,9 @@ class Finder:
             elif program is None and (path.suffix == ".cc" or path.name == "meson.build"):
                 raise Wrong(line.where, f"there is no program for this {line.words[0]} to run")
             self.expand(line, program or path, common, path)
+        for program in self.programs.values():
+            if not program.is_named:
+                raise Wrong(program.where, f"no test runs the program '{program.name}'. Next: add a line '//: test NAME'")
         programs = [program for program in self.programs.values() if program.is_used]
         return [self.program_line(program) for program in programs] + self.lines
 

@@ -71,9 +71,10 @@ class Programs(Found):
         runs = {name: (test["program"], test["arguments"]) for name, test in tests.items()}
         self.assertEqual(runs, {"all": ("unit", ""), "d": ("unit", "--gtest_filter=D.*"), "e": ("e", "")})
 
-    def test_Flags_Defines_AndUnusedPrograms(self):
+    def test_Flags_Defines_AndProgramsThatThisBuildDoesNotRun(self):
         head = "//: program a optimized export_dynamic define=PLUGIN={plugin} link=gtest\n//: test a suite=unit\n"
-        programs, tests = self.found({"a_test.cc": head, "b.cc": "//: program b\n"})
+        others = {"b.cc": "//: program b\n", "c_test.cc": "//: program c\n//: test c suite=unit under=b sanitizer=thread\n"}
+        programs, tests = self.found({"a_test.cc": head, **others})
         self.assertEqual(programs, {"a": [f"{self.root}/a_test.cc", "gtest", '-DPLUGIN="/b/plugin.so"', "optimized|export_dynamic"]})
         self.assertEqual(tests["a"]["targets"], "plugin|a")
 
@@ -111,6 +112,13 @@ class Tests(Found):
         self.assertEqual(tests["a"]["environment"], "A=1|B=2|C=2")
         self.assertEqual(tests["b"]["environment"], "A=1|B=2|C=3")
         self.assertEqual(tests["b"]["arguments"], "-x|-y|--gtest_filter=*One*:Three:-Two")
+
+    def test_ValueOfTheNearestLine_Wins(self):
+        lines = ("all B=file C=file D=file E=file F=file", "set s C=set D=set E=set F=set", "test a-{} use=s D=test E=test F=test")
+        head = "".join(f"//: {line}\n" for line in lines) + "//:   when sanitizer=none E=when F=when\n//:   x F=variant\n"
+        files = {"meson.build": "#: all suite=unit A=folder B=folder C=folder D=folder\n", "a_test.cc": PROGRAM + head}
+        test = self.found(files)[1]["a-x"]
+        self.assertEqual(test["environment"], "A=folder|B=file|C=set|D=test|E=when|F=variant")
 
     def test_Variants_AddToTheLineAbove(self):
         head = "//: test net-{} A=1 V={variant}\n//:   thread full\n//:   inline A=2\n//:   + B=3\n//:   v{n} n=6,7 N={n}\n"
@@ -192,6 +200,11 @@ class Errors(Found):
             "//: test a suite=unit tiemout=3": "unknown setting 'tiemout', or a list that the name does not mention",
             "//: test a suite=unit 3=3": "unknown setting '3'",
             "//: test a suite=unit timeout=long": "timeout=long is no number",
+            "//: test a suite=unit shards=0": "shards=0 is no number from 1",
+            "//: test a suite=unit shards=-2": "shards=-2 is no number from 1",
+            "//: test a suite=unit protocol=gtst": "protocol=gtst is none of exitcode, gtest, tap, rust",
+            "//: test a suite=unit,full": "suite=unit,full is no word",
+            "//: test a suite=": "suite= is no word",
             "//: test a suite=unit X={plugn}": "'plugn' is unknown: tests/bin/meson.build has no such name, and no test program has it",
             "//: test a suite=unit X={gtest}": "'gtest' has no path",
             "//: test a suite=unit needs=plugn": "'plugn' is unknown: tests/bin/meson.build has no such name, and no test program has it",
@@ -201,8 +214,9 @@ class Errors(Found):
             "//: in": "'in' needs a name",
             "//: in b": "there is no program 'b'",
             "//: program b fast": "a program has no 'fast'",
-            "//: program unit": "there is another 'unit'",
-            "//: program plugin": "there is another 'plugin'",
+            "//: program unit": "there is another 'unit' in tests/a_test.cc:1",
+            "//: program plugin": "there is another 'plugin' in tests/bin/meson.build",
+            "//: program build": "there is another 'build' in tests/meson.build",
             "//: program b sources=b.cc": "there is no source b.cc",
         }.items():
             with self.subTest(line):
@@ -220,6 +234,46 @@ class Errors(Found):
         self.assertEqual(self.error({"a_test.cc": "//:   a\n"}), "tests/a_test.cc:1: an indented line needs a directive above it")
         lines = PROGRAM + "//: test a suite=unit\n//:   b\n"
         self.assertEqual(self.error({"a_test.cc": lines}), "tests/a_test.cc:2: the name of a test with variants needs '{}' in their place")
+
+    def test_WrongNameInSharedLine_IsReportedThere(self):
+        source = {"f/a_test.cc": PROGRAM + "//: test a suite=unit use=s\n"}
+        unknown = "'nobody' is unknown: tests/bin/meson.build has no such name, and no test program has it"
+        for word, what in {
+            "needs=nobody": unknown,
+            "has=nobody": unknown,
+            "under=nobody": unknown,
+            "X={nobody}": unknown,
+            "args='-x {nobody}'": unknown,
+            "filter=A.*:-{nobody}": unknown,
+            "use=nobody": "there is no set 'nobody'",
+            "shards=none": "shards=none is no number from 1",
+        }.items():
+            for line in (f"#: all {word}\n#: set s\n", f"#: set s {word}\n", f"#: set s X=1\n#:   when sanitizer=none {word}\n"):
+                if "use=" in word and line.startswith("#: set"):
+                    continue  # a set uses no other
+                with self.subTest(line):
+                    number = 1 + ("when" in line)
+                    self.assertEqual(self.error({"f/meson.build": line, **source}), f"tests/f/meson.build:{number}: {what}")
+
+    def test_SettingThatHasNoEffectOnScript_IsAnError(self):
+        for word in ("filter=A.*", "filter=-A.*", "under=unit", "shards=2"):
+            files = {"meson.build": "#: all suite=unit\n", "a_test.cc": PROGRAM + "//: test a\n", "b_test.py": f"#!/bin/sh\n#: test b {word}\n"}
+            with self.subTest(word):
+                what = f"'{word.partition('=')[0]}' has no effect on a script"
+                self.assertEqual(self.error(files), f"tests/b_test.py:2: {what}")
+                files |= {"meson.build": f"#: all suite=unit {word}\n", "b_test.py": "#!/bin/sh\n#: test b\n"}
+                self.assertEqual(self.error(files), f"tests/meson.build:1: {what}")
+
+    def test_ProgramThatNoTestRuns_IsAnError(self):
+        what = "no test runs the program 'unit'. Next: add a line '//: test NAME'"
+        self.assertEqual(self.error({"a_test.cc": "// About it.\n" + PROGRAM}), f"tests/a_test.cc:2: {what}")
+        other = {"b_test.cc": "//: program b\n//: test b suite=unit has=mpirun,unit\n"}
+        self.assertEqual(self.error({"a_test.cc": PROGRAM, **other}), f"tests/a_test.cc:1: {what}")
+        for words in ("under=unit", "needs=unit", "X={unit}", "needs=unit has=mpirun"):
+            with self.subTest(words):
+                self.found({"a_test.cc": PROGRAM, "b_test.cc": f"//: program b\n//: test b suite=unit {words}\n"})
+        of_missing_library = {"a_test.cc": "//: program p link=perf\n//: test p suite=unit\n", "b_test.cc": "//: in p\n"}
+        self.assertEqual(self.found(of_missing_library), ({}, {}))
 
     def test_NameOfTwoTests_IsAnError(self):
         files = {"a_test.cc": PROGRAM + "//: test a suite=unit\n", "b_test.py": "#!/usr/bin/python3\n#: test a suite=unit\n"}
