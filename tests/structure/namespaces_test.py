@@ -2,9 +2,10 @@
 #: test namespaces args='{build} {namespace}'
 """Each test that uses softverbs has a registry of its own: namespaces_test.py BUILD_DIR PREFIX.
 
-Meson gives a test that names softverbs' library a SOFTVERBS_NAMESPACE that begins with PREFIX, which differs between builds, and
-that no other test has; benchmarks, which run when no test does, likewise. Python tests that start softverbs by its launcher
-choose a namespace with their process number. Before that the check is tried on tests with each fault.
+tests/bin/meson.build gives each test and benchmark that tests/find_tests.py finds a SOFTVERBS_NAMESPACE of PREFIX, which differs between
+builds, and its name. The first lines of a test can replace it, and a test that another meson.build makes has what that gives it. So the
+namespaces of all are compared; only a test that names no softverbs library needs none. Python tests that choose a namespace for their
+processes, with their process number, are not seen here. Before that the check is tried on tests with each fault.
 """
 import json
 import pathlib
