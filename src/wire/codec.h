@@ -21,6 +21,10 @@ static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "fields are copied in t
 
 class Writer {
  public:
+  template <typename... T>
+  explicit Writer(const T&... values) {
+    fields(values...);
+  }
   template <typename T>
   void put(const T& value) {
     static_assert(std::is_trivially_copyable_v<T>);

@@ -53,8 +53,7 @@ void code_handle(Codec& codec, AnyHandle& handle) {
 }  // namespace
 
 void encode_handle(const Handle& handle, std::span<std::uint8_t, kHandleBytes> bytes) {
-  Writer writer;
-  writer.put(kHandleMagic);
+  Writer writer(kHandleMagic);
   code_handle(writer, handle);
   put_address(writer, handle.address);
   const std::vector<std::uint8_t> fields = std::move(writer).take();

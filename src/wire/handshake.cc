@@ -31,8 +31,7 @@ bool is_valid(const Hello& hello) {
 }  // namespace
 
 std::vector<std::uint8_t> encode_hello(MessageType type, const Hello& hello) {
-  Writer writer;
-  writer.put(Header{});
+  Writer writer(Header{});
   code_hello(writer, hello);
   put_addresses(writer, hello.addresses);
   writer.put(static_cast<std::uint8_t>(hello.devices.size()));
@@ -43,15 +42,11 @@ std::vector<std::uint8_t> encode_hello(MessageType type, const Hello& hello) {
 }
 
 std::vector<std::uint8_t> encode_ready() {
-  Writer writer;
-  writer.put(Header{});
-  return with_header(MessageType::kReady, std::move(writer).take());
+  return with_header(MessageType::kReady, Writer(Header{}).take());
 }
 
 std::vector<std::uint8_t> encode_reject(const std::string& reason, std::uint16_t version) {
-  Writer writer;
-  writer.fields(Header{}, reason);
-  return with_header(MessageType::kReject, std::move(writer).take(), version);
+  return with_header(MessageType::kReject, Writer(Header{}, reason).take(), version);
 }
 
 void put_header(std::span<std::uint8_t, kHeaderBytes> bytes, MessageType type, std::size_t body_bytes,

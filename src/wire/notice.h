@@ -84,11 +84,11 @@ struct LaneDown {
   std::uint32_t round = 0;
 };
 
-// The body of kLaneFenced. A sender reports only the lane, the round and `all_drained`.
+// The body of kLaneFenced. A sender reports only the lane, the round, `members` and `all_drained`.
 struct LaneReport {
   std::uint32_t lane = 0;
   std::uint32_t round = 0;
-  std::uint32_t members = 0;       // receives posted so far
+  std::uint32_t members = 0;       // receives posted so far; of a sender, members of messages begun so far
   std::uint32_t next_arrival = 0;  // the first member that has not arrived, `members` if all have
   std::uint32_t all_arrived = 0;   // 1: no immediate is missing on any lane, and `arrived` is empty
   std::uint32_t all_drained = 0;   // of a sender, 1: nothing is outstanding on any lane that has carried messages

@@ -47,32 +47,28 @@ Error damaged(const char* what) {
 }  // namespace
 
 std::vector<std::uint8_t> encode_rma_hello(MessageType type, const RmaHello& hello) {
-  Writer writer;
-  writer.put(Header{});
+  Writer writer(Header{});
   code_rma_hello(writer, hello);
   put_addresses(writer, hello.addresses);
   return with_header(type, std::move(writer).take());
 }
 
 std::vector<std::uint8_t> encode_rma_exchange(const RmaExchange& exchange) {
-  Writer writer;
-  writer.put(Header{});
+  Writer writer(Header{});
   code_rma_exchange(writer, exchange);
   for (const std::uint8_t byte : exchange.body) writer.put(byte);
   return with_header(MessageType::kExchange, std::move(writer).take());
 }
 
 std::vector<std::uint8_t> encode_rma_lane(const RmaLane& lane) {
-  Writer writer;
-  writer.put(Header{});
+  Writer writer(Header{});
   code_rma_lane(writer, lane);
   put_list(writer, lane.psns);
   return with_header(MessageType::kRmaLane, std::move(writer).take());
 }
 
 std::vector<std::uint8_t> encode_rma_offer(const RmaOffer& offer) {
-  Writer writer;
-  writer.fields(offer.contexts, offer.rank_stride, offer.psn, static_cast<std::uint8_t>(offer.lanes.size()));
+  Writer writer(offer.contexts, offer.rank_stride, offer.psn, static_cast<std::uint8_t>(offer.lanes.size()));
   for (const RmaOfferedLane& lane : offer.lanes) {
     writer.put(lane.roce_version);
     code_device(writer, lane.device);
@@ -82,16 +78,13 @@ std::vector<std::uint8_t> encode_rma_offer(const RmaOffer& offer) {
 }
 
 std::vector<std::uint8_t> encode_rma_registration(const RmaRegistration& registration) {
-  Writer writer;
-  writer.fields(registration.address, registration.bytes);
+  Writer writer(registration.address, registration.bytes);
   put_list(writer, registration.rkeys);
   return std::move(writer).take();
 }
 
 std::vector<std::uint8_t> encode_rma_text(const std::string& text) {
-  Writer writer;
-  writer.put(text);
-  return std::move(writer).take();
+  return Writer(text).take();
 }
 
 Result<RmaHello> decode_rma_hello(std::span<const std::uint8_t> body) {
