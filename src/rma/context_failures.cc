@@ -32,8 +32,8 @@ const char* name_of(OperationKind kind) {
 
 }  // namespace
 
-PathFacts ContextSet::known_facts(const PeerQueue& queue) const {
-  const std::uint32_t lane = queue.lane.load(std::memory_order_acquire);
+PathFacts ContextSet::known_facts(const PeerQueue& queue, std::optional<std::uint32_t> of_lane) const {
+  const std::uint32_t lane = of_lane ? *of_lane : queue.lane.load(std::memory_order_acquire);
   const Port& port = lane_port(lane);
   const Device& device = *port.device;
   const std::uint64_t completed = queue.counts.all_completed();
@@ -61,9 +61,9 @@ PathFacts ContextSet::known_facts(const PeerQueue& queue) const {
   return facts;
 }
 
-PathFacts ContextSet::facts(const PeerQueue& queue) const {
-  PathFacts facts = known_facts(queue);
-  const std::uint32_t lane = queue.lane.load(std::memory_order_relaxed);
+PathFacts ContextSet::facts(const PeerQueue& queue, std::optional<std::uint32_t> of_lane) const {
+  const std::uint32_t lane = of_lane ? *of_lane : queue.lane.load(std::memory_order_relaxed);
+  PathFacts facts = known_facts(queue, lane);
   const Port& port = lane_port(lane);
   add_port_facts(facts, port, port.gid, *counters_[lane % counters_.size()], connected_ns_);
   return facts;
@@ -82,7 +82,7 @@ const Request& ContextSet::request_of(std::uint64_t id) const {
 Failure ContextSet::completion_failure(const ibv_wc& cause) const {
   const Request& request = request_of(cause.wr_id);
   const PeerQueue& queue = *request.queue;
-  const PathFacts path = facts(queue);
+  const PathFacts path = facts(queue, WorkId::lane_of_flush(cause.wr_id));
   FailedWork work;
   work.operation_text = name_of(request.work.kind);
   work.bytes = request.bytes;

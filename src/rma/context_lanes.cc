@@ -45,7 +45,7 @@ bool ContextSet::is_end_of_lane(const ibv_wc& completion) noexcept {
     return true;
   }
   PeerQueue& queue = *request_of(id).queue;
-  const std::uint32_t lane = WorkId::is_flush(id) ? WorkId::lane(id) : queue.lane.load(std::memory_order_relaxed);
+  const std::uint32_t lane = WorkId::lane_of_flush(id).value_or(queue.lane.load(std::memory_order_relaxed));
   // rxe refuses to send while the link is down, instead of retrying.
   const bool path = completion.status == IBV_WC_RETRY_EXC_ERR || completion.status == IBV_WC_WR_FLUSH_ERR ||
                     completion.status == IBV_WC_RESP_TIMEOUT_ERR ||

@@ -261,8 +261,8 @@ class ContextSet {
   std::uint32_t peer_of(std::uint32_t rank) const { return rank == own_rank() ? kNoPeer : peer_of_rank_[rank]; }
   // Of a rank that is spoken to, not of oneself.
   const PeerPath& path_of(const PeerQueue& queue) const { return paths_[queue.peer]; }
-  // What is known of the queue's path without asking the device, which may hang.
-  PathFacts known_facts(const PeerQueue& queue) const;
+  // What is known of the queue's path, on the lane in use or another one, without asking the device, which may hang.
+  PathFacts known_facts(const PeerQueue& queue, std::optional<std::uint32_t> of_lane = {}) const;
   // "rank 0 to rank 3 on node2 (pid 4711), RMA context 1".
   std::string describe(const PeerQueue& queue) const;
   // Whether the application has polled since the last call.
@@ -341,7 +341,7 @@ class ContextSet {
   std::uint32_t rank_of(const PeerQueue& queue) const;
   void fail_unknown(const PeerQueue& queue) noexcept;
   // With the state of the port now.
-  PathFacts facts(const PeerQueue& queue) const;
+  PathFacts facts(const PeerQueue& queue, std::optional<std::uint32_t> of_lane = {}) const;
 
   const ContextSetParts parts_;
   const std::uint32_t contexts_;

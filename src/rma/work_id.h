@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 
 namespace verbatim::rma {
 
@@ -39,6 +40,10 @@ struct WorkId {
   static bool is_of_lanes(std::uint64_t id) { return (id & 0x4) != 0; }
   static std::uint32_t peer(std::uint64_t id) { return static_cast<std::uint32_t>(id >> 32); }
   static std::uint32_t lane(std::uint64_t id) { return static_cast<std::uint32_t>(id >> 3 & 0x1f); }
+  // That of others is the lane of their queue.
+  static std::optional<std::uint32_t> lane_of_flush(std::uint64_t id) {
+    return is_flush(id) ? std::optional(lane(id)) : std::nullopt;
+  }
   static std::uint32_t slot(std::uint64_t id) { return static_cast<std::uint32_t>(id >> 32); }
   static std::uint32_t context(std::uint64_t id) { return static_cast<std::uint32_t>(id >> 8 & 0xffffff); }
 };

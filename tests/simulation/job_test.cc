@@ -215,6 +215,8 @@ INSTANTIATE_TEST_SUITE_P(
         "--seed 80 --faults port/1/2,memory --operations 1",  // no memory for the shares of the lanes that work
         // An atomic finds that the target has ended, before its record lock shows it.
         "--seed 1051509 --faults death --parts 1,3 --operations 16 --order 5 --devices irdma",
+        // A flush to oneself fails on the lane of a device that has failed; puts use another lane.
+        "--seed 1081263 --faults port,qp --operations 64 --order 7",
         // The completion of a flush is lost, and the sender has closed.
         "--seed 1067336 --faults hang,qp",
         // One end waits for the lane; the other one has seen no acknowledgement.
