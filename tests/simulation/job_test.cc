@@ -217,6 +217,8 @@ INSTANTIATE_TEST_SUITE_P(
         "--seed 1051509 --faults death --parts 1,3 --operations 16 --order 5 --devices irdma",
         // A flush to oneself fails on the lane of a device that has failed; puts use another lane.
         "--seed 1081263 --faults port,qp --operations 64 --order 7",
+        // The receiver has seen no acknowledgement, and the sender has said that a receive was announced to it.
+        "--seed 1015659 --faults port/1/3/4 --parts 1 --operations 8 --order 18 --optional yes",
         // The completion of a flush is lost, and the sender has closed.
         "--seed 1067336 --faults hang,qp",
         // One end waits for the lane; the other one has seen no acknowledgement.

@@ -240,6 +240,7 @@ class RecvComm final : public CommProgress<RecvComm> {
   SingleWriter<std::uint64_t> groups_posted_;
   SingleWriter<std::uint64_t> groups_arrived_;  // optional ones count when posted
   std::uint64_t cts_sent_ = 0;                  // CTS that are known to have been sent
+  bool cts_arrived_ = false;                    // the peer has begun a message, and said so
   std::uint32_t cts_depth_ = 0;                 // that their QP accepts
   std::uint32_t cts_signal_mask_ = 0;           // those whose number has none of these bits are signalled
   std::uint32_t empty_tests_ = 0;

@@ -323,7 +323,7 @@ wire::ConnectionStatus RecvComm::status() const {
 }
 
 CompletedCounts RecvComm::completed_counts() const {
-  CompletedCounts completed_counts{transfer_counts().messages, bytes_, cts_sent_ != 0};
+  CompletedCounts completed_counts{transfer_counts().messages, bytes_, cts_sent_ != 0 || cts_arrived_};
   const std::uint32_t used = consumed_members();
   for (std::uint32_t member = oldest_member_; member != next_member_;) {
     const RecvRequest& request = requests_[wire::ring_index(member)];

@@ -62,7 +62,8 @@ wire::LaneReport RecvComm::message_report(std::size_t lane) {
   return report;
 }
 
-void RecvComm::recover_lane(std::size_t, const std::optional<wire::LaneReport>&) {
+void RecvComm::recover_lane(std::size_t, const std::optional<wire::LaneReport>& peer) {
+  cts_arrived_ = cts_arrived_ || (peer && peer->members != 0);
   if (!works(cts_queue_) && failover_->working() != 0) rewrite_ring();
 }
 

@@ -43,7 +43,7 @@ bool SendComm::lane_drained(std::size_t lane) const {
 }
 
 wire::LaneReport SendComm::lane_report(std::size_t lane) {
-  return {.lane = static_cast<std::uint32_t>(lane), .all_drained = drains_all(lane) ? 1U : 0U};
+  return {.lane = static_cast<std::uint32_t>(lane), .members = head(), .all_drained = drains_all(lane) ? 1U : 0U};
 }
 
 // Whether the CTS entries of all receives before this one have arrived.
