@@ -103,38 +103,32 @@ void Channel::stop() {
   answer_due_ns_ = 0;
 }
 
-bool Channel::has_room() {
-  try {
-    kept_.reserve(kept_.size() + 1);
-    if (spare_ == nullptr) spare_ = std::make_unique<std::vector<std::uint8_t>>();
-    spare_->reserve(wire::kMaxNoticeBytes);
-    return kept_.size() < kMaxKept;
-  } catch (...) {
-    return false;
-  }
+bool Channel::has_room() try {
+  kept_.reserve(kept_.size() + 1);
+  if (spare_ == nullptr) spare_ = std::make_unique<std::vector<std::uint8_t>>();
+  spare_->reserve(wire::kMaxNoticeBytes);
+  return kept_.size() < kMaxKept;
+} catch (...) {
+  return false;
 }
 
-bool Channel::send(const wire::Notice& notice) {
+bool Channel::send(const wire::Notice& notice) try {
   const std::span<const std::uint8_t> bytes = notice.bytes();
   if (!must_arrive(notice.type())) return is_open() && stream_.add(socket_, bytes) && (flush(), true);
-  try {
-    std::vector<std::uint8_t> message;
-    if (spare_ != nullptr) message.swap(*spare_);
-    message.assign(bytes.begin(), bytes.end());
-    return send(std::move(message));
-  } catch (...) {
-    return false;
-  }
+  std::vector<std::uint8_t> message;
+  if (spare_ != nullptr) message.swap(*spare_);
+  message.assign(bytes.begin(), bytes.end());
+  return send(std::move(message));
+} catch (...) {
+  return false;
 }
 
-bool Channel::send(std::vector<std::uint8_t> message) {
-  try {
-    kept_.push_back(std::move(message));
-  } catch (...) {
-    return false;
-  }
+bool Channel::send(std::vector<std::uint8_t> message) try {
+  kept_.push_back(std::move(message));
   flush();
   return true;
+} catch (...) {
+  return false;
 }
 
 bool Channel::flush(std::uint32_t unacknowledged) {

@@ -31,16 +31,14 @@ Result<bool> MessageStream::read_up_to(std::span<std::uint8_t> buffer, const Uni
   return all;
 }
 
-Result<bool> MessageStream::read_long(std::size_t bytes, const UniqueFd& socket) {
-  try {
-    if (long_ == nullptr) {
-      long_ = std::make_unique<std::vector<std::uint8_t>>(bytes);
-      std::copy_n(received_.begin(), wire::kHeaderBytes, long_->begin());
-    }
-    return read_up_to(*long_, socket);
-  } catch (...) {
-    return Error{ErrorKind::kSystem, ENOMEM, "a message on the side channel"};
+Result<bool> MessageStream::read_long(std::size_t bytes, const UniqueFd& socket) try {
+  if (long_ == nullptr) {
+    long_ = std::make_unique<std::vector<std::uint8_t>>(bytes);
+    std::copy_n(received_.begin(), wire::kHeaderBytes, long_->begin());
   }
+  return read_up_to(*long_, socket);
+} catch (...) {
+  return Error{ErrorKind::kSystem, ENOMEM, "a message on the side channel"};
 }
 
 Result<std::optional<MessageStream::Message>> MessageStream::receive(const UniqueFd& socket) {

@@ -83,16 +83,8 @@ Error CollComm::fail_exception(const char* call) noexcept {
   return {failures_.kind(), ENOMEM, "collective call", true};
 }
 
-Result<ContextSet*> CollComm::create_contexts(const ContextSetupRequest& request) {
+Result<ContextSet*> CollComm::create_contexts(const ContextSetupRequest& request) try {
   const MutexLock lock(mutex_);
-  try {
-    return create_locked(request);
-  } catch (...) {
-    return fail_exception("creating contexts");
-  }
-}
-
-Result<ContextSet*> CollComm::create_locked(const ContextSetupRequest& request) {
   if (failures_.has_failed()) return Error{failures_.kind(), 0, "createContext after a failure", true};
   remove_destroyed();
   ContextSetup setup(request, ports_,
@@ -116,6 +108,8 @@ Result<ContextSet*> CollComm::create_locked(const ContextSetupRequest& request) 
   // A rank may have ended since it took part.
   for (const PeerRank& peer : ranks_.all()) peer_ended(peer);
   return made;
+} catch (...) {
+  return fail_exception("creating contexts");
 }
 
 void CollComm::destroy_contexts(ContextSet& set) {
@@ -225,16 +219,8 @@ void CollComm::tell_failure(const std::string& text) {
   for (const PeerRank& peer : ranks_.all()) ranks_.channel_changed(peer);  // a collective call ends
 }
 
-Result<Memory*> CollComm::register_memory(const MrRequest& request) {
+Result<Memory*> CollComm::register_memory(const MrRequest& request) try {
   const MutexLock lock(mutex_);
-  try {
-    return register_locked(request);
-  } catch (...) {
-    return fail_exception("registering memory");
-  }
-}
-
-Result<Memory*> CollComm::register_locked(const MrRequest& request) {
   const Buffer buffer{request.address, request.bytes};
   const auto refused = std::exchange(refused_, std::nullopt);
   if (refused && refused->first == buffer) return refused->second;
@@ -261,6 +247,8 @@ Result<Memory*> CollComm::register_locked(const MrRequest& request) {
     return memory.error();
   }
   return settings_.memories.add(std::move(*memory));
+} catch (...) {
+  return fail_exception("registering memory");
 }
 
 Result<std::vector<wire::RmaExchange>> CollComm::exchange_registration(const Result<std::unique_ptr<MemoryHandle>>& own,

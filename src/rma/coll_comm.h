@@ -99,8 +99,6 @@ class CollComm {
   void add_lanes(ContextSet& set) VERBATIM_EXCLUDES(lanes_mutex_);
   void peer_ended(const PeerRank& peer) noexcept;
   void tell_failure(const std::string& text);
-  Result<ContextSet*> create_locked(const ContextSetupRequest& request) VERBATIM_REQUIRES(mutex_);
-  Result<Memory*> register_locked(const MrRequest& request) VERBATIM_REQUIRES(mutex_);
   // A collective call that ends with an exception fails the communicator, because the others may have succeeded.
   Error fail_exception(const char* call) noexcept;
   void remove_destroyed() VERBATIM_REQUIRES(mutex_);

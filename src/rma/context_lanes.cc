@@ -175,16 +175,14 @@ void ContextSet::add_to_batch(Target target, PeerQueue& queue, Request& request)
   if (batch_.end_operation()) post_batch();
 }
 
-void ContextSet::look_after_lanes() noexcept {
+void ContextSet::look_after_lanes() noexcept try {
   for (const UniqueCq& cq : further_cqs_) poll(cq.get());
   if (unread_ != nullptr) post_reads();
   if (!failover_->has_changes()) return;
   if (!batch_.is_empty()) post_batch();
-  try {
-    apply_lane_changes();
-  } catch (...) {  // the changes stay recorded
-    VERBATIM_WARN("no memory to leave a lane of RMA at rank %u; it is tried again", own_rank());
-  }
+  apply_lane_changes();
+} catch (...) {  // the changes stay recorded
+  VERBATIM_WARN("no memory to leave a lane of RMA at rank %u; it is tried again", own_rank());
 }
 
 void ContextSet::apply_lane_changes() {

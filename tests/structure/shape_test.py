@@ -77,9 +77,9 @@ def longest_file(texts):
 
 
 LIMITS = {
-    "lines of code": (code_lines, 22_355),
+    "lines of code": (code_lines, 22_310),
     "lines of the longest file": (longest_file, 537),
-    "functions of Comm": (functions("Comm", "src/net/"), 143),
+    "functions of Comm": (functions("Comm", "src/net/"), 141),
     "virtual functions of Comm": (functions("Comm", "src/net/", "virtual "), 33),
     "functions of SendComm": (functions("SendComm", "src/net/"), 102),
     "functions of RecvComm": (functions("RecvComm", "src/net/"), 92),

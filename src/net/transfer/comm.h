@@ -399,14 +399,12 @@ class Comm {
   bool is_on(std::size_t qp, const Device& device, std::uint8_t port_num) const;
   void receive_event(LaneNotices::Lanes lanes);
   bool takes_down(const LaneNotices::Incoming& incoming, LaneNotices::Lanes events, std::size_t lane) const;
-  bool advance_idle_lanes();
   // Any thread: events of ports have no effect while no other lane is left. Now one may be. `up`: a port that is not
   // down any more.
   void repeat_port_events(const Port* up);
   // `peer_waits`: it has said so. Else a path that has never worked is not waited for.
   bool can_wait_for_lane(bool peer_waits = false) const;
   bool link_goes_down(std::size_t qp) const;
-  void advance_lanes(bool all_polled);
   void receive_lane_notices();
   void advance_lane(std::size_t lane, bool may_be_late);
   void adopt_new_qps(std::size_t lane);

@@ -37,52 +37,45 @@ std::vector<std::uint32_t> Comm::working_shares() const {
 }
 
 // These three: without memory the connection ends.
-bool Comm::receive_lane_down(const wire::LaneDown& down) noexcept {
+bool Comm::receive_lane_down(const wire::LaneDown& down) noexcept try {
   if (failover_ == nullptr) return false;
-  try {
-    const LaneNotices::Round round = failover_->notices.receive_down(down);
-    if (round == LaneNotices::Round::kUnknownLane) return false;
-    if (round == LaneNotices::Round::kLater) {
-      failover_->renewal.cancel(down.lane, down.round);
-      failover_->notices.send_empty_report(down);
-    }
-  } catch (...) {
-    return false;
+  const LaneNotices::Round round = failover_->notices.receive_down(down);
+  if (round == LaneNotices::Round::kUnknownLane) return false;
+  if (round == LaneNotices::Round::kLater) {
+    failover_->renewal.cancel(down.lane, down.round);
+    failover_->notices.send_empty_report(down);
   }
   failure_state_.set_flag(kLanes);
   return true;
+} catch (...) {
+  return false;
 }
 
-bool Comm::receive_lane_report(const wire::LaneReport& report) noexcept {
+bool Comm::receive_lane_report(const wire::LaneReport& report) noexcept try {
   if (failover_ == nullptr) return false;
-  try {
-    if (failover_->notices.receive_report(report) == LaneNotices::Round::kUnknownLane) return false;
-  } catch (...) {
-    return false;
-  }
+  if (failover_->notices.receive_report(report) == LaneNotices::Round::kUnknownLane) return false;
   failure_state_.set_flag(kLanes);
   return true;
+} catch (...) {
+  return false;
 }
 
-bool Comm::receive_lane_address(wire::MessageType type, const wire::LaneAddress& address) noexcept {
+bool Comm::receive_lane_address(wire::MessageType type, const wire::LaneAddress& address) noexcept try {
   if (failover_ == nullptr || (type == wire::MessageType::kLaneOffer && kind_ == CommKind::kSend)) return false;
-  try {
-    if (type == wire::MessageType::kLaneOffer || kind_ == CommKind::kSend) {
-      if (!failover_->renewal.receive(address)) return false;
-      // A sender that offers new QPs has nothing outstanding on those of before. After receive(): what the data path
-      // has adopted until then is superseded, and it adopts no others of before.
-      if (type == wire::MessageType::kLaneOffer && failover_->notices.supersede(address.lane, address.round)) {
-        failure_state_.set_flag(kLanes);
-      }
-      return true;
+  if (type == wire::MessageType::kLaneOffer || kind_ == CommKind::kSend) {
+    if (!failover_->renewal.receive(address)) return false;
+    // A sender that offers new QPs has nothing outstanding on those of before. After receive(): what the data path
+    // has adopted until then is superseded, and it adopts no others of before.
+    if (type == wire::MessageType::kLaneOffer && failover_->notices.supersede(address.lane, address.round)) {
+      failure_state_.set_flag(kLanes);
     }
-    if (failover_->notices.receive_joined(address.lane, address.round) == LaneNotices::Round::kUnknownLane)
-      return false;
-  } catch (...) {
-    return false;
+    return true;
   }
+  if (failover_->notices.receive_joined(address.lane, address.round) == LaneNotices::Round::kUnknownLane) return false;
   failure_state_.set_flag(kLanes);
   return true;
+} catch (...) {
+  return false;
 }
 
 void Comm::renew_lanes() noexcept {
@@ -222,16 +215,8 @@ bool Comm::port_is_used(std::size_t port) const {
   return false;
 }
 
-bool Comm::advance_lanes_for_idle() noexcept {
+bool Comm::advance_lanes_for_idle() noexcept try {
   if (failover_ == nullptr || kind_ == CommKind::kSend || failure_state_.has_failed()) return false;
-  try {
-    return advance_idle_lanes();
-  } catch (...) {  // no memory: it is tried again
-    return true;
-  }
-}
-
-bool Comm::advance_idle_lanes() {
   LaneNotices& notices = failover_->notices;
   const LaneNotices::Incoming incoming = notices.incoming();
   const LaneNotices::Lanes events = incoming.events | incoming.suspected;
@@ -247,6 +232,8 @@ bool Comm::advance_idle_lanes() {
   if (failover_->lanes() > 1 && !rewrite_ring_without(awaited)) return true;
   notices.report_all_arrived(*members);
   return false;
+} catch (...) {  // no memory: it is tried again
+  return true;
 }
 
 Failure Comm::completion_failure(const ibv_wc& completion, std::size_t qp, const FailedWork& work) const {
@@ -384,16 +371,8 @@ void Comm::fail_last_lane(std::size_t lane) noexcept {
   });
 }
 
-void Comm::process_lanes(bool all_polled) noexcept {
+void Comm::process_lanes(bool all_polled) noexcept try {
   if (error() != nullptr) return;
-  try {
-    advance_lanes(all_polled);
-  } catch (...) {
-    fail_without_memory();
-  }
-}
-
-void Comm::advance_lanes(bool all_polled) {
   receive_lane_notices();
   const bool may_be_late = kind_ == CommKind::kRecv && monotonic_ns() - failover_->fenced_ns < kLateBytesNs;
   if (!may_be_late) late_bytes_have_come();
@@ -421,6 +400,8 @@ void Comm::advance_lanes(bool all_polled) {
     pending = pending || (failover_->lane(lane).state == LaneState::kDown && failover_->renewal.ready(lane));
   }
   if (pending) failure_state_.set_flag(kLanes);
+} catch (...) {
+  fail_without_memory();
 }
 
 void Comm::receive_lane_notices() {

@@ -237,14 +237,12 @@ ErrorKind RecvComm::reject_buffer() noexcept {
   return ErrorKind::kArgument;
 }
 
-ErrorKind RecvComm::reject_group_size(int n) const noexcept {
-  try {
-    VERBATIM_WARN("irecv of a group of %d on %s: 1 to %u (VERBATIM_MAX_RECVS) are possible", n,
-                  describe_path(0).c_str(), max_recvs_);
-  } catch (...) {
-    return ErrorKind::kSystem;
-  }
+ErrorKind RecvComm::reject_group_size(int n) const noexcept try {
+  VERBATIM_WARN("irecv of a group of %d on %s: 1 to %u (VERBATIM_MAX_RECVS) are possible", n, describe_path(0).c_str(),
+                max_recvs_);
   return ErrorKind::kArgument;
+} catch (...) {
+  return ErrorKind::kSystem;
 }
 
 // Posts the CTS of the group whose entries have been written at `entry_address`. If it were not inlined, a receive

@@ -194,14 +194,12 @@ void SendComm::use_lane(std::size_t) {
 }
 
 // Not while a post uses the stripes of before.
-void SendComm::update_shares() noexcept {
+void SendComm::update_shares() noexcept try {
   if (pending_post_.active) return;
   shares_changed_ = false;
-  try {
-    striping_.set_shares(working_shares());
-  } catch (...) {
-    fail_without_memory();
-  }
+  striping_.set_shares(working_shares());
+} catch (...) {
+  fail_without_memory();
 }
 
 bool SendComm::recovered() {
