@@ -20,6 +20,7 @@
 #include "kill_points.h"
 #include "process.h"
 #include "roles.h"
+#include "support/log_lines.h"
 #include "support/wait.h"
 #include "surviving_peer.h"
 
@@ -34,28 +35,13 @@ constexpr int kConnectTimeout = verbatim::test::scaled(5);
 constexpr int kStatus = kFailedResult + static_cast<int>(Result::kRemoteError);
 
 // Where a peer is stopped, the result and warning of the surviving process, and the possible warnings of the peer after
-// it runs again.
+// it runs again: which of the case's lines in tests/log_lines.txt; empty: no warning.
 struct Stop {
   const char* point;
   Result result;
-  std::string line;  // empty: no warning
-  std::vector<std::string> peer_lines;
+  const char* line;
+  const char* peer_lines;
 };
-
-const std::string kPath =
-    "Path: HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP #, MTU 4096, "
-    "TC 0, SL 0, timeout 4.29 s, 7 retries (34.4 s in all), T old, carried 0 messages, 0 bytes";
-const std::string kReadyFailed = "connecting softverbs0:1 of HOST to the peer HOST (pid #) at 127.0.0.1:# failed: ";
-const std::string kNoAccept = "waiting for the peer's accept: Connection timed out";
-const std::string kNoReady = "waiting for the peer to finish the handshake: Connection timed out";
-const std::string kBusy =
-    ": its application makes no calls for this connection, or its host does not answer. Next: look at WHO first: its "
-    "process may be busy or stopped; VERBATIM_CONNECT_TIMEOUT_S waits longer";
-const std::string kKeepaliveFailed =
-    "the peer HOST (pid #) has sent nothing for 3.0 s (VERBATIM_KEEPALIVE_S): its host answers, the process "
-    "is stopped or hangs";
-const std::string kReported = "the peer HOST (pid #) reported: ";
-const std::string kNextPeerLog = ". Next: look at HOST (pid #) first: its log says more. ";
 
 struct Stopped {
   Stopped(const std::string& side, const Stop& what)
@@ -84,12 +70,12 @@ class StoppedPeers : public SurvivingPeer {
     SurvivingPeer::TearDown();
   }
 
-  // Removes and returns the first line about the peer; empty when there is none.
-  static std::string take_line(std::vector<std::string>& lines,
-                               const std::function<bool(const std::string&)>& is_about_peer) {
+  // Removes and returns the first line about the peer, if there is one.
+  static std::vector<std::string> take_line(std::vector<std::string>& lines,
+                                            const std::function<bool(const std::string&)>& is_about_peer) {
     const auto found = std::find_if(lines.begin(), lines.end(), is_about_peer);
-    if (found == lines.end()) return "";
-    const std::string line = normalize_line(*found);
+    if (found == lines.end()) return {};
+    std::vector<std::string> line = {normalize_line(*found)};
     lines.erase(found);
     return line;
   }
@@ -98,37 +84,33 @@ class StoppedPeers : public SurvivingPeer {
     ASSERT_TRUE(has_changed_state(one.peer, WSTOPPED));
     ASSERT_EQ(::kill(one.peer.pid(), SIGCONT), 0);
     const Exit exit = one.peer.wait();
-    EXPECT_EQ(exit.status, one.stop.peer_lines.empty() ? 0 : kStatus) << exit.output;
+    const std::vector<std::string> expected = verbatim::test::log_lines(one.stop.peer_lines);
+    EXPECT_EQ(exit.status, expected.empty() ? 0 : kStatus) << exit.output;
     EXPECT_EQ(parse_kill_point(exit.output).value_or(KillPoint{}).name, one.stop.point);
     std::vector<std::string> lines;
     std::istringstream text(exit.output);
     for (std::string line; std::getline(text, line);) {
       if (line.find("Verbatim") != std::string::npos) lines.push_back(normalize_line(line));
     }
-    ASSERT_EQ(lines.size(), one.stop.peer_lines.empty() ? 0U : 1U) << exit.output;
+    ASSERT_EQ(lines.size(), expected.empty() ? 0U : 1U) << exit.output;
     if (lines.empty()) return;
-    const std::vector<std::string>& expected = one.stop.peer_lines;
     EXPECT_NE(std::find(expected.begin(), expected.end(), lines[0]), expected.end()) << lines[0];
   }
 };
 ONE_VERSION(StoppedPeers, kStopVersion);
 
 TEST_P(StoppedPeers, StoppedWhileAccepting_TimeOutAndAreNamed) {
-  const std::string busy = kConnectFailed + kNoAccept + kBusy;
-  const std::vector<std::string> too_late = {kAcceptFailed + kClosedFirst};
-  const std::string keepalive_failed = kKeepaliveFailed + kNextPeerLog + kPath;
-  const std::vector<std::string> reported_back = {kReported + kKeepaliveFailed + kNextPeerLog + kPath};
   const std::vector<Stop> stops = {
-      {"at the start", Result::kRemoteError, busy, too_late},
-      {"after accept4 1", Result::kRemoteError, busy, too_late},
-      {"after recv 1", Result::kRemoteError, busy, too_late},
-      {"before ibv_modify_qp 2", Result::kRemoteError, busy, too_late},
-      {"before send 1", Result::kRemoteError, busy, too_late},
-      {"in the middle of send 1", Result::kRemoteError, busy, too_late},
-      {"after send 1", Result::kRemoteError, keepalive_failed, reported_back},
-      {"after recv 3", Result::kRemoteError, keepalive_failed, reported_back},
-      {"before ibv_post_send 1", Result::kRemoteError, keepalive_failed, reported_back},
-      {"after ibv_post_send 1", Result::kSuccess, "", {}},  // the devices complete the message without the process
+      {"at the start", Result::kRemoteError, "busy", "too late"},
+      {"after accept4 1", Result::kRemoteError, "busy", "too late"},
+      {"after recv 1", Result::kRemoteError, "busy", "too late"},
+      {"before ibv_modify_qp 2", Result::kRemoteError, "busy", "too late"},
+      {"before send 1", Result::kRemoteError, "busy", "too late"},
+      {"in the middle of send 1", Result::kRemoteError, "busy", "too late"},
+      {"after send 1", Result::kRemoteError, "keepalive", "reported back"},
+      {"after recv 3", Result::kRemoteError, "keepalive", "reported back"},
+      {"before ibv_post_send 1", Result::kRemoteError, "keepalive", "reported back"},
+      {"after ibv_post_send 1", Result::kSuccess, "", ""},  // the devices complete the message without the process
   };
   struct LocalEnd {
     Listening listening;
@@ -181,7 +163,7 @@ TEST_P(StoppedPeers, StoppedWhileAccepting_TimeOutAndAreNamed) {
       return local.attempt.comm != nullptr ? names(line, one.peer)
                                            : line.find(local.listening.address()) != std::string::npos;
     };
-    EXPECT_EQ(take_line(lines, is_about_peer), one.stop.line);
+    EXPECT_EQ(take_line(lines, is_about_peer), verbatim::test::log_lines(one.stop.line));
     resume(one);
   }
   EXPECT_TRUE(lines.empty()) << lines[0];
@@ -189,25 +171,17 @@ TEST_P(StoppedPeers, StoppedWhileAccepting_TimeOutAndAreNamed) {
 
 // All peers connect to one listen comm, and a healthy peer connects at the same time.
 TEST_P(StoppedPeers, StoppedWhileConnecting_TimeOutAndAreNamed) {
-  const std::vector<std::string> too_late = {kConnectFailed + kEndedOrNotListening, kConnectFailed + kRefused,
-                                             kConnectFailed + kNeverListened, kConnectFailed + kNoAccept + kBusy};
-  const std::string busy = kAcceptFailed + kNoReady + kBusy;
-  const std::string given_up = kReported + kNoReady + kNextPeerLog + kPath;
-  // The peer's last message may fail, because this process has already closed the connection.
-  const std::vector<std::string> notified = {
-      kReadyFailed + "TCP-END: " + kNoReady + ". Next: look at HOST (pid #) first: its log says more", given_up};
-  const std::string keepalive_failed = kKeepaliveFailed + kNextPeerLog + kPath;
-  const std::vector<std::string> reported_back = {kReported + kKeepaliveFailed + kNextPeerLog + kPath};
   const std::vector<Stop> stops = {
-      {"after connect 1", Result::kSuccess, "", too_late},
-      {"before send 1", Result::kSuccess, "", too_late},
-      {"in the middle of send 1", Result::kSuccess, "", too_late},
-      {"after send 1", Result::kRemoteError, busy, notified},
-      {"before ibv_modify_qp 2", Result::kRemoteError, busy, notified},
-      {"before send 2", Result::kRemoteError, busy, notified},
-      {"in the middle of send 2", Result::kRemoteError, busy, {given_up}},
-      {"after send 2", Result::kRemoteError, keepalive_failed, reported_back},
-      {"before ibv_post_send 1", Result::kRemoteError, keepalive_failed, reported_back},
+      {"after connect 1", Result::kSuccess, "", "too late"},
+      {"before send 1", Result::kSuccess, "", "too late"},
+      {"in the middle of send 1", Result::kSuccess, "", "too late"},
+      // The peer's last message may fail, because this process has already closed the connection.
+      {"after send 1", Result::kRemoteError, "busy", "notified"},
+      {"before ibv_modify_qp 2", Result::kRemoteError, "busy", "notified"},
+      {"before send 2", Result::kRemoteError, "busy", "notified"},
+      {"in the middle of send 2", Result::kRemoteError, "busy", "given up"},
+      {"after send 2", Result::kRemoteError, "keepalive", "reported back"},
+      {"before ibv_post_send 1", Result::kRemoteError, "keepalive", "reported back"},
   };
   const std::size_t expected_failures = 4;
   const std::size_t expected_comms = 3;  // including the healthy peer's
@@ -255,7 +229,8 @@ TEST_P(StoppedPeers, StoppedWhileConnecting_TimeOutAndAreNamed) {
   std::vector<std::string> lines = take_warnings();
   for (Stopped& one : peers) {
     SCOPED_TRACE(one.stop.point);
-    EXPECT_EQ(take_line(lines, [&](const std::string& line) { return names(line, one.peer); }), one.stop.line);
+    EXPECT_EQ(take_line(lines, [&](const std::string& line) { return names(line, one.peer); }),
+              verbatim::test::log_lines(one.stop.line));
     resume(one);
   }
   EXPECT_TRUE(lines.empty()) << lines[0];

@@ -16,22 +16,6 @@ namespace conformance {
 // Replaces the parts of a line that differ from run to run. TCP-END replaces the error of TCP, which depends on the
 // operation in progress.
 std::string normalize_line(const std::string& line);
-// The warnings about a failed handshake, normalized.
-inline const std::string kAcceptFailed =
-    "accepting a connection from HOST (pid #, 127.0.0.1:#) on softverbs0:1 of HOST failed: ";
-inline const std::string kConnectFailed = "connecting softverbs0:1 of HOST to the peer at 127.0.0.1:# failed: ";
-inline const std::string kClosedFirst =
-    "TCP-END: the peer closed the connection first. Next: look at WHO first: its log says why";
-inline const std::string kRefused =
-    "connect: Connection refused: its process has ended or does not listen any more, or a firewall blocks the "
-    "connection. Next: look at WHO first: its log says why";
-// The same if no connection to the peer was made before.
-inline const std::string kNeverListened =
-    "connect: Connection refused, repeated until the deadline (VERBATIM_CONNECT_TIMEOUT_S): its process has ended or "
-    "does not listen any more, or a firewall blocks the connection. Next: look at WHO first: its log says why";
-inline const std::string kEndedOrNotListening =
-    "TCP-END: the peer closed the connection first: its process has ended, or it does not listen for this connection "
-    "any more. Next: look at WHO first: its log says why";
 
 // What a role that listens writes to its output: its handle and the port of its listening socket. Its address names it
 // in warnings before it has sent its hello.

@@ -42,7 +42,6 @@ inline test::Variables with_faults(const std::string& faults) {
 inline const std::string kEnds =
     "HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP # to HOST softverbs0:1 GID 3 ::ffff:10.77.0.1 QP #, MTU 4096, TC 0, "
     "SL 0";
-inline const std::string kPath = "Path: " + kEnds + ", timeout 1.05 ms, 2 retries (3.15 ms in all), T old, carried ";
 
 struct ExpectedFailure {
   ErrorKind kind;

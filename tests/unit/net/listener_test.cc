@@ -15,6 +15,7 @@
 #include "base/clock.h"
 #include "base/socket.h"
 #include "channel/hello_limits.h"
+#include "support/log_lines.h"
 #include "support/loopback.h"
 #include "unit/support/log_capture.h"
 #include "wire/authentication.h"
@@ -141,10 +142,7 @@ TEST_F(ListenerTest, HellosWithAWrongMac_AreRejectedAndGiveOneWarning) {
     EXPECT_EQ(reply.type(), wire::MessageType::kReject);
     EXPECT_EQ(wire::decode_reject(reply.body()), "VERBATIM_PSK_FILE is not the same at both ends");
     if (i != 0) continue;
-    EXPECT_EQ(log.only_warning(),
-              "a connect request from " + to_string(*local_address(peer)) +
-                  " does not show the secret of the listen that it names. Next: give all hosts of the job the same "
-                  "VERBATIM_PSK_FILE; if that host is not of the job, keep it from this port");
+    test::expect_log_lines({test::replaced(log.only_warning(), to_string(*local_address(peer)), "PEER")});
   }
   EXPECT_EQ(log.warnings().size(), 1U);
 }
@@ -330,7 +328,7 @@ TEST_F(ListenerTest, OtherProtocolVersion_IsRejectedWithReason) {
                           std::to_string(wire::kProtocolVersion + 1) + " of Verbatim, " + to_string(address_) +
                           " version " + std::to_string(wire::kProtocolVersion);
   EXPECT_EQ(wire::decode_reject(body), why);
-  EXPECT_EQ(log.only_warning(), "a connection is rejected: " + why + ". Next: run the same release on all hosts");
+  test::expect_log_lines({test::replaced(log.only_warning(), why, "WHY")});
 }
 
 TEST_F(ListenerTest, ManyOfOtherProtocolVersion_GiveOneWarning) {
@@ -419,10 +417,9 @@ TEST_F(ListenerTest, OutOfDescriptors_IsReportedOnceAndRecovers) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
   for (int i = 0; i < 3; ++i) EXPECT_TRUE(listener_->poll(wire::listen_id(mine_)));
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
-  EXPECT_EQ(log.only_warning(),
-            "connections to " + to_string(address_) +
-                " stay in the listen backlog: accept: Too many open files. Next: raise the limit of " +
-                std::to_string(none.rlim_cur) + " (ulimit -n, LimitNOFILE=)");
+  const std::string limit = " of " + std::to_string(none.rlim_cur) + " (";
+  test::expect_log_lines(
+      {test::replaced(test::replaced(log.only_warning(), to_string(address_), "ADDRESS"), limit, " of # (")});
   EXPECT_EQ(wait_for_requests(mine_, 1).size(), 1U);
 }
 

@@ -18,6 +18,7 @@
 #include "child_lines.h"
 #include "connected_comms.h"
 #include "support/child.h"
+#include "support/log_lines.h"
 
 namespace verbatim {
 namespace {
@@ -89,9 +90,7 @@ TEST(RegistrationFailureLine, UnmappedHostMemory_IsReported) {
     ASSERT_TRUE(later);
     ends.expect_data(**later);
   });
-  EXPECT_EQ(warnings,
-            Lines{"softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of host memory at 0x# failed: Bad address. Next: "
-                  "check that the application has not freed the memory and may write to it"});
+  test::expect_log_lines(warnings);
 }
 
 TEST(RegistrationFailureLine, DmaBufRefused_FallsBackWithOneLine) {
@@ -103,9 +102,7 @@ TEST(RegistrationFailureLine, DmaBufRefused_FallsBackWithOneLine) {
       ends.expect_data(**one);
     }
   });
-  EXPECT_EQ(warnings,
-            Lines{"softverbs0: ibv_reg_dmabuf_mr of GPU memory failed: Operation not supported; it is registered "
-                  "as peer memory at the same address, which works as well"});
+  test::expect_log_lines(warnings);
 }
 
 TEST(RegistrationFailureLine, DmaBufBehindIommu_IsRefusedWithReason) {
@@ -117,9 +114,7 @@ TEST(RegistrationFailureLine, DmaBufBehindIommu_IsRefusedWithReason) {
     ASSERT_TRUE(later);
     ends.expect_data(**later);
   });
-  EXPECT_EQ(warnings, Lines{"softverbs0: ibv_reg_dmabuf_mr of 1048576 bytes of a dma-buf at 0x# failed: Invalid "
-                            "argument. Next: check whether an IOMMU prevents access to GPU memory ('dmesg | grep -i -e "
-                            "iommu -e dmar'; boot with iommu=pt)"});
+  test::expect_log_lines(warnings);
 }
 
 // What the machine decides becomes a '#'.
@@ -141,11 +136,7 @@ TEST(RegistrationFailureLine, BeyondLockedMemoryLimit_NamesLimitAndSmallerSuccee
     ends.expect_data(**smaller);
   });
   ASSERT_EQ(warnings.size(), 1U) << testing::PrintToString(warnings);
-  EXPECT_EQ(without_limits(warnings[0]),
-            "softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of host memory at 0x# failed: Cannot allocate memory. "
-            "RLIMIT_MEMLOCK is exceeded. Next: raise it (ulimit -l unlimited, LimitMEMLOCK=infinity, --ulimit "
-            "memlock=-1). RLIMIT_MEMLOCK is 512 KiB (hard #), # KiB are locked, the device supports 131072 "
-            "registrations, 2 registrations exist");
+  test::expect_log_lines({without_limits(warnings[0])});
 }
 
 // Two registrations are the connection's own.
@@ -163,11 +154,8 @@ TEST(RegistrationFailureLine, BeyondDeviceMaxMr_NamesLimitAndFewerSucceed) {
                                   },
                                   {{"SOFTVERBS_MAX_MR", "4"}});
   ASSERT_EQ(warnings.size(), 1U) << testing::PrintToString(warnings);
-  EXPECT_EQ(std::regex_replace(without_limits(warnings[0]), std::regex("MEMLOCK is [^(]*"), "MEMLOCK is # "),
-            "softverbs0: ibv_reg_mr_iova2 of 1048576 bytes of host memory at 0x# failed: Cannot allocate memory. "
-            "The device's maximum of registrations (max_mr) is reached. Next: use fewer or larger buffers. "
-            "RLIMIT_MEMLOCK is # (hard #), # KiB are locked, the device supports 4 registrations, 4 registrations "
-            "exist");
+  test::expect_log_lines(
+      {std::regex_replace(without_limits(warnings[0]), std::regex("MEMLOCK is [^(]*"), "MEMLOCK is # ")});
 }
 
 }  // namespace

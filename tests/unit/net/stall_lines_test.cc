@@ -1,4 +1,5 @@
 //: program unit_net_lines sources=support/child.cc link=net,verbs_headers,gtest
+//:   + define=LOG_LINES={source}/tests/log_lines.txt
 // Halves, because their cases wait for deadlines one after the other.
 //: test unit-net-lines shards=2 priority=5 timeout=300
 
@@ -21,6 +22,7 @@
 #include "child_lines.h"
 #include "connected_comms.h"
 #include "support/child.h"
+#include "support/log_lines.h"
 #include "unit/support/log_capture.h"
 
 namespace verbatim {
@@ -122,106 +124,61 @@ Lines stalled(const Case& one) {
   });
 }
 
-const std::string kPeer = "the peer HOST (pid #)";
-
-std::string line(const std::string& cause, const std::string& local, const std::string& peer, const std::string& next) {
-  return "stalled for T: " + cause + "; local: " + local + "; peer: " + peer + ". Next: " + next + ". Path: " + kEnds;
-}
-
-const std::string kStack = " first: 'gdb -p' or 'py-spy dump -p' shows what its application does";
-const std::string kPeerFirst = "look at HOST (pid #)" + kStack;
-const std::string kCompare = "compare the calls of this process and of HOST (pid #): order, tags, groups";
-const std::string kBothHosts =
-    "'rdma statistic show' and 'dmesg | grep softverbs0' on this host, the same at HOST (pid #)";
-const std::string kKernelLog = "'dmesg | grep softverbs0'";
-
-constexpr const char* kNotSent = "0 messages (0 bytes) sent, 0 work requests not completed, isend ";
-const std::string kOnePosted = "1 receives posted (0 bytes received), 1 not arrived and tested, 0 flushes, QPs in RTS";
-const std::string kAllSent = "1 messages (64 bytes) sent, 0 work requests not completed, isend not called, QPs in RTS";
-const std::string kUnderWay =
-    "1 messages (64 bytes) sent, 1 work requests not completed and tested, isend not called, QPs in RTS";
-const std::string kNoProgress = ", no progress for T";
-
 TEST(StallLine, ReceiveNotPosted_NamesReceiver) {
-  EXPECT_EQ(stalled({.drive = [](StallEnds& ends) { ends.isend(); }}),
-            Lines{line(kPeer + " is late: its application has not posted the receive",
-                       kNotSent + ("called, no CTS entry, QPs in RTS" + kNoProgress),
-                       "0 receives posted (0 bytes received), 0 not arrived, 0 flushes, QPs in RTS", kPeerFirst)});
+  test::expect_log_lines(stalled({.drive = [](StallEnds& ends) { ends.isend(); }}));
 }
 
 TEST(StallLine, SendNotPosted_NamesSender) {
-  EXPECT_EQ(stalled({.begin = [](StallEnds& ends) { ends.receive = ends.irecv(); },
-                     .drive = [](StallEnds& ends) { ends.test_receive(); }}),
-            Lines{line(kPeer + " is late: its application has not sent", kOnePosted + kNoProgress,
-                       kNotSent + std::string("not called, QPs in RTS"), kPeerFirst)});
+  test::expect_log_lines(stalled({.begin = [](StallEnds& ends) { ends.receive = ends.irecv(); },
+                                  .drive = [](StallEnds& ends) { ends.test_receive(); }}));
 }
 
 TEST(StallLine, TagsDiffer_NamesBothApplications) {
-  const std::string differ = "the calls of the applications differ: this end and " + kPeer +
-                             " use different tags, or a message of a group is missing";
-  const std::string sender = kNotSent + ("called, no CTS entry with its tag, QPs in RTS" + kNoProgress);
-  EXPECT_EQ(stalled({.begin = [](StallEnds& ends) { ends.receive = ends.irecv(1); },
-                     .drive =
-                         [](StallEnds& ends) {
-                           ends.isend(2);
-                           ends.test_receive();
-                         },
-                     .lines = 2}),
-            (Lines{line(differ, sender, kOnePosted + kNoProgress, kCompare),
-                   line(differ, kOnePosted + kNoProgress, sender, kCompare)}));
+  test::expect_log_lines(stalled({.begin = [](StallEnds& ends) { ends.receive = ends.irecv(1); },
+                                  .drive =
+                                      [](StallEnds& ends) {
+                                        ends.isend(2);
+                                        ends.test_receive();
+                                      },
+                                  .lines = 2}));
 }
 
 TEST(StallLine, TestNotCalled_NamesThisProcess) {
-  EXPECT_EQ(stalled({.begin = [](StallEnds& ends) { ends.post(); },
-                     .drive = [](StallEnds& ends) { ends.link.send().progress(); }}),
-            Lines{line("this process is late: its application does not test its requests for " + kPeer,
-                       "1 receives posted (0 bytes received), 1 not arrived and not tested, 0 flushes, QPs in RTS" +
-                           kNoProgress,
-                       kAllSent, "look at this process" + kStack)});
+  test::expect_log_lines(stalled(
+      {.begin = [](StallEnds& ends) { ends.post(); }, .drive = [](StallEnds& ends) { ends.link.send().progress(); }}));
 }
 
 TEST(StallLine, DataNotAcknowledged_NamesNetwork) {
-  const std::string network =
-      "the network, or the device: data between this end and " + kPeer + " was posted and is not acknowledged";
-  EXPECT_EQ(stalled({.faults = "delay op=write_imm by=1000s",
-                     .begin = [](StallEnds& ends) { ends.post(); },
-                     .drive =
-                         [](StallEnds& ends) {
-                           int done = 0;
-                           SendComm::test(*ends.send, &done, nullptr);
-                           ends.test_receive();
-                         },
-                     .lines = 2}),
-            (Lines{line(network, kUnderWay + kNoProgress, kOnePosted + kNoProgress, kBothHosts),
-                   line(network, kOnePosted + kNoProgress, kUnderWay + kNoProgress, kBothHosts)}));
+  test::expect_log_lines(stalled({.faults = "delay op=write_imm by=1000s",
+                                  .begin = [](StallEnds& ends) { ends.post(); },
+                                  .drive =
+                                      [](StallEnds& ends) {
+                                        int done = 0;
+                                        SendComm::test(*ends.send, &done, nullptr);
+                                        ends.test_receive();
+                                      },
+                                  .lines = 2}));
 }
 
 TEST(StallLine, CtsNotArrived_NamesNetwork) {
-  const std::string network = "the network, or the device: the CTS entry of a receive between this end and " + kPeer +
-                              " was written and has not arrived";
-  const std::string sender = kNotSent + ("called, no CTS entry, QPs in RTS" + kNoProgress);
-  EXPECT_EQ(stalled({.faults = "delay op=write by=1000s",
-                     .begin = [](StallEnds& ends) { ends.receive = ends.irecv(); },
-                     .drive =
-                         [](StallEnds& ends) {
-                           ends.isend();
-                           ends.test_receive();
-                         },
-                     .lines = 2}),
-            (Lines{line(network, sender, kOnePosted + kNoProgress, kBothHosts),
-                   line(network, kOnePosted + kNoProgress, sender, kBothHosts)}));
+  test::expect_log_lines(stalled({.faults = "delay op=write by=1000s",
+                                  .begin = [](StallEnds& ends) { ends.receive = ends.irecv(); },
+                                  .drive =
+                                      [](StallEnds& ends) {
+                                        ends.isend();
+                                        ends.test_receive();
+                                      },
+                                  .lines = 2}));
 }
 
 TEST(StallLine, CompletionLost_NamesDevice) {
-  EXPECT_EQ(stalled({.faults = "drop-completion op=recv",
-                     .begin = [](StallEnds& ends) { ends.post(); },
-                     .drive =
-                         [](StallEnds& ends) {
-                           ends.link.send().progress();
-                           ends.test_receive();
-                         }}),
-            Lines{line("the device: all data of " + kPeer + " was acknowledged, and the completion has not arrived",
-                       kOnePosted + kNoProgress, kAllSent, kKernelLog)});
+  test::expect_log_lines(stalled({.faults = "drop-completion op=recv",
+                                  .begin = [](StallEnds& ends) { ends.post(); },
+                                  .drive =
+                                      [](StallEnds& ends) {
+                                        ends.link.send().progress();
+                                        ends.test_receive();
+                                      }}));
 }
 
 // A flush of what has come, after which `then` is called.
@@ -241,14 +198,8 @@ Lines lines_of_flush(const std::function<void(StallEnds&)>& then) {
                   .type = MemoryType::kCuda});
 }
 
-std::string flush_line(const std::string& peer) {
-  return line("this host's device: a flush of GPU memory does not complete (data of " + kPeer + ")",
-              "1 receives posted (64 bytes received), 0 not arrived, 1 flushes, QPs in RTS" + kNoProgress, peer,
-              kKernelLog);
-}
-
 TEST(StallLine, FlushNotCompleted_NamesDevice) {
-  EXPECT_EQ(lines_of_flush([](StallEnds&) {}), Lines{flush_line(kAllSent)});
+  test::expect_log_lines(lines_of_flush([](StallEnds&) {}));
 }
 
 // A sender closes when all has been acknowledged, and the receiver flushes then.
@@ -257,28 +208,25 @@ TEST(StallLine, FlushNotCompletedAfterPeerHasClosed_NamesDevice) {
     ends.source_memory.reset();
     ends.link.context().close(ends.link.send());
   };
-  EXPECT_EQ(lines_of_flush(close), Lines{flush_line("closed")});
+  test::expect_log_lines(lines_of_flush(close));
 }
 
 // A receiver closes when all has arrived. The completion of the sender is lost.
 TEST(StallLine, SendNotCompletedAfterPeerHasClosed_NamesDevice) {
-  EXPECT_EQ(stalled({.faults = "drop-completion op=write_imm",
-                     .begin =
-                         [](StallEnds& ends) {
-                           ends.post();
-                           ASSERT_TRUE(ends.link.wait(ends.receive));
-                           ends.link.is_completed(ends.receive);
-                           ends.target_memory.reset();
-                           ends.link.context().close(ends.link.recv());
-                         },
-                     .drive =
-                         [](StallEnds& ends) {
-                           int done = 0;
-                           SendComm::test(*ends.send, &done, nullptr);
-                         }}),
-            Lines{line("the network, or the device: data between this end and " + kPeer +
-                           " was posted and is not acknowledged",
-                       kUnderWay + kNoProgress, "closed", kBothHosts)});
+  test::expect_log_lines(stalled({.faults = "drop-completion op=write_imm",
+                                  .begin =
+                                      [](StallEnds& ends) {
+                                        ends.post();
+                                        ASSERT_TRUE(ends.link.wait(ends.receive));
+                                        ends.link.is_completed(ends.receive);
+                                        ends.target_memory.reset();
+                                        ends.link.context().close(ends.link.recv());
+                                      },
+                                  .drive =
+                                      [](StallEnds& ends) {
+                                        int done = 0;
+                                        SendComm::test(*ends.send, &done, nullptr);
+                                      }}));
 }
 
 // A peer process that is stopped after it has connected.
@@ -372,10 +320,7 @@ TEST(StallLine, PeerStopped_IsReportedAsNotAnswering) {
     wait_without_progress(**context, peer);
     close_context(*context);
   });
-  EXPECT_EQ(lines, Lines{line(kPeer + " does not answer: its process is stopped or hangs, its host is down, or it is "
-                                      "cut off",
-                              kOnePosted + kNoProgress, "no answer",
-                              "look at HOST (pid #) first: 'ping' and 'ps' show whether it can be reached and runs")});
+  test::expect_log_lines(lines);
 }
 
 // At level INFO: a warning is only for what is wrong.
@@ -402,8 +347,7 @@ TEST(StallLine, StallEnds_IsReported) {
     EXPECT_EQ(log.warnings().size(), 1U);
   });
   ASSERT_EQ(lines.size(), 2U) << testing::PrintToString(lines);
-  EXPECT_EQ(std::regex_replace(lines[1], std::regex("after [0-9.]+ s"), "after T"),
-            "the connection with " + kPeer + " makes progress again, after T");
+  test::expect_log_lines({std::regex_replace(lines[1], std::regex("after [0-9.]+ s"), "after T")});
 }
 
 // With VERBATIM_STALL_FAIL_S both ends fail with the cause that one end has found.
@@ -424,10 +368,7 @@ TEST(StallLine, StallBeyondFailTime_FailsBothEnds) {
       EXPECT_EQ(error->kind, ErrorKind::kRemote);
     }
   });
-  const std::string why = "stalled for T (VERBATIM_STALL_FAIL_S): " + kPeer + " is late: its application has not sent";
-  const std::string next = ". Next: look at HOST (pid #) first: its log says more. Path: " + kEnds +
-                           ", timeout 2 h 26 min, 2 retries (7 h 19 min in all), T old, carried 0 messages, 0 bytes";
-  EXPECT_EQ(lines, (Lines{why + next, kPeer + " reported: " + why + next}));
+  test::expect_log_lines(lines);
 }
 
 }  // namespace

@@ -2,12 +2,12 @@
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 
+#include "support/log_lines.h"
 #include "support/scratch_directory.h"
 #include "unit/support/fake_verbs.h"
 #include "unit/support/log_capture.h"
@@ -42,9 +42,10 @@ class DeviceInventoryTest : public testing::Test {
     directory.string().copy(device.device.ibdev_path, sizeof device.device.ibdev_path - 1);
   }
 
-  std::ptrdiff_t count_infos(const std::string& line) const {
-    const auto infos = log_.infos();
-    return std::count(infos.begin(), infos.end(), line);
+  std::vector<std::string> infos_with(const char* part) const {
+    auto infos = log_.infos();
+    std::erase_if(infos, [&](const std::string& line) { return line.find(part) == std::string::npos; });
+    return infos;
   }
 
   void load_peer_memory() const { std::filesystem::create_directories(root_ / "sys/module/nvidia_peermem"); }
@@ -154,7 +155,7 @@ TEST_F(DeviceInventoryTest, MalformedHcaFilter_IsRejectedWithVariableName) {
   const auto opened = try_open();
   ASSERT_FALSE(opened);
   EXPECT_EQ(opened.error().kind, ErrorKind::kUsage);
-  EXPECT_EQ(log_.only_warning(), "NCCL_IB_HCA=mlx5_0:x is not valid. Next: set [^][=]name[:port[:rail[:plane]]],...");
+  test::expect_log_lines(log_.warnings());
 }
 
 TEST_F(DeviceInventoryTest, NoUsableDevice_OneWarningGivesEveryReason) {
@@ -169,11 +170,7 @@ TEST_F(DeviceInventoryTest, NoUsableDevice_OneWarningGivesEveryReason) {
   const auto opened = try_open();
   ASSERT_FALSE(opened);
   EXPECT_EQ(opened.error().kind, ErrorKind::kUsage);
-  EXPECT_EQ(
-      log_.only_warning(),
-      "no RDMA device is usable. mlx5_0:1, mlx5_1:1: port is DOWN; mlx5_2:1: port is in INIT (no subnet manager has "
-      "configured it); mlx5_3:1: no usable GID; mlx5_4:1: ibv_query_port failed: Input/output error; siw0: device "
-      "has no InfiniBand or RoCE transport; bnxt_0: not selected by VERBATIM_HCA=^bnxt");
+  test::expect_log_lines(log_.warnings());
   EXPECT_EQ(fake_.live("context"), 0);
   EXPECT_EQ(fake_.live("pd"), 0);
 }
@@ -212,17 +209,16 @@ TEST_F(DeviceInventoryTest, Survey_KeepsEveryDeviceAndSaysWhatToDo) {
 
 TEST_F(DeviceInventoryTest, DeviceOpenFails_IsSkippedWithErrno) {
   fake_.add_device("mlx5_0").add_roce_port();
-  for (const auto& [verb, code, reason] :
-       {std::tuple{"open_device", EACCES, "ibv_open_device failed: Permission denied"},
-        std::tuple{"alloc_pd", ENOMEM, "ibv_alloc_pd failed: Cannot allocate memory"},
-        std::tuple{"query_device", EIO, "ibv_query_device failed: Input/output error"}}) {
+  std::vector<std::string> lines;
+  for (const auto& [verb, code] : {std::pair{"open_device", EACCES}, {"alloc_pd", ENOMEM}, {"query_device", EIO}}) {
     const LogCapture log;
     fake_.failures = {{verb, code}};
     EXPECT_FALSE(try_open());
-    EXPECT_EQ(log.only_warning(), std::string("no RDMA device is usable. mlx5_0: ") + reason);
+    lines.push_back(log.only_warning());
     EXPECT_EQ(fake_.live("context"), 0);
     EXPECT_EQ(fake_.live("pd"), 0);
   }
+  test::expect_log_lines(lines);
 }
 
 // Without a warning, an operator would not notice the lost bandwidth, because the other devices work.
@@ -232,8 +228,7 @@ TEST_F(DeviceInventoryTest, OneDeviceOpenFails_IsWarning) {
   std::snprintf(second.device.dev_name, sizeof second.device.dev_name, "uverbs1");
   second.open_errno = EACCES;
   ASSERT_TRUE(try_open());
-  EXPECT_EQ(log_.only_warning(),
-            "not used: mlx5_1: ibv_open_device failed: Permission denied (/dev/infiniband/uverbs1)");
+  test::expect_log_lines(log_.warnings());
 }
 
 // EAGAIN is the error for an object beyond the limit of the control group, and of mlx5 for one beyond its own.
@@ -265,8 +260,7 @@ TEST_F(DeviceInventoryTest, ControlGroupWithLimits_IsNamed) {
         "mlx5_0 hca_handle=max hca_object=max\nmlx5_1 hca_handle=max hca_object=max\n");
   write("sys/fs/cgroup/job/rdma.max", "mlx5_0 hca_handle=max hca_object=max\nmlx5_1 hca_handle=2 hca_object=max\n");
   open();
-  EXPECT_EQ(count_infos("the rdma control group limits mlx5_0 to hca_handle=max hca_object=max"), 0);
-  EXPECT_EQ(count_infos("the rdma control group limits mlx5_1 to hca_handle=2 hca_object=max"), 1);
+  test::expect_log_lines(infos_with("the rdma control group limits"));
 }
 
 // 256 MiB, as many GPUs without a large BAR1 have.
@@ -287,16 +281,12 @@ TEST_F(DeviceInventoryTest, SmallBar1_IsNamed) {
   add_gpu("0000:3c:00.0", bar0 + none + large + none + small);  // 64-bit BAR0
   add_gpu("0000:3d:00.0", none + none + none);
   add_gpu("module", bar0 + small);
-  const std::string line =
-      "a GPU of this host has a BAR1 of 256 MiB: NICs reach at most so much of its memory at a time. Next: if "
-      "registrations of GPU "
-      "memory fail, enable a large BAR1 in the firmware of the host (Resizable BAR)";
   open();
-  EXPECT_EQ(count_infos(line), 0);
+  EXPECT_TRUE(infos_with("BAR1").empty());
   // The regions of virtual functions come behind the ROM.
   add_gpu("0000:3e:00.0", bar0 + small + none + none + none + none + none + large);
   open();
-  EXPECT_EQ(count_infos(line), 1);
+  test::expect_log_lines(infos_with("BAR1"));
 }
 
 TEST_F(DeviceInventoryTest, NoDevice_IsError) {
@@ -325,18 +315,14 @@ TEST_F(DeviceInventoryTest, GidIndexMissingOnOneDevice_IsWarning) {
   const auto inventory = open();
   EXPECT_EQ(names(*inventory), "verbatim_mlx5_0");
   EXPECT_EQ(inventory->ports[0].gid.index, 1U);
-  EXPECT_EQ(log_.only_warning(),
-            "not used: mlx5_1:1: GID 1, set by NCCL_IB_GID_INDEX, is empty or does not exist; not empty: 0 "
-            "::ffff:10.0.0.1 (RoCE v2)");
+  test::expect_log_lines(log_.warnings());
 }
 
 TEST_F(DeviceInventoryTest, GidTableWithoutEntries_IsSaid) {
   fake_.add_device("mlx5_0").add_roce_port().gids.clear();
   config_.gid = {.everywhere = 3U, .variable = "VERBATIM_GID_INDEX"};
   EXPECT_FALSE(try_open());
-  EXPECT_EQ(log_.only_warning(),
-            "no RDMA device is usable. mlx5_0:1: GID 3, set by VERBATIM_GID_INDEX, is empty or "
-            "does not exist; not empty: none");
+  test::expect_log_lines(log_.warnings());
 }
 
 TEST_F(DeviceInventoryTest, PkeyIndexOutOfTable_IsSaid) {
@@ -345,9 +331,7 @@ TEST_F(DeviceInventoryTest, PkeyIndexOutOfTable_IsSaid) {
   config_.pkey_index = 1;
   const auto inventory = open();
   EXPECT_EQ(names(*inventory), "verbatim_mlx5_0");
-  EXPECT_EQ(log_.only_warning(),
-            "not used: mlx5_1:1: P_Key index 1, set by VERBATIM_PKEY or NCCL_IB_PKEY, is out of "
-            "the table, which has 1 entry");
+  test::expect_log_lines(log_.warnings());
 }
 
 TEST_F(DeviceInventoryTest, PkeyThatCannotBeRead_IsSaid) {
@@ -355,8 +339,7 @@ TEST_F(DeviceInventoryTest, PkeyThatCannotBeRead_IsSaid) {
   config_.pkey_index = 5;
   fake_.failures["query_pkey"] = EINVAL;
   EXPECT_FALSE(try_open());
-  EXPECT_EQ(log_.only_warning(),
-            "no RDMA device is usable. mlx5_0:1: P_Key index 5, set by VERBATIM_PKEY or NCCL_IB_PKEY, is empty");
+  test::expect_log_lines(log_.warnings());
 }
 
 TEST_F(DeviceInventoryTest, DriverFeatures_DeterminePtrSupport) {
@@ -388,16 +371,12 @@ TEST_F(DeviceInventoryTest, NoGpuMemory_ReasonIsLoggedOnce) {
     device.add_roce_port();
     set_pci_address(device, std::string("0000:0c:00.") + name[5]);
   }
-  const std::string reason =
-      "GPU memory cannot be registered, so NCCL copies data through host memory. Next: load nvidia_peermem. mlx5_0:1, "
-      "mlx5_1:1: dma-buf: Operation not supported, peer memory: no module nvidia_peermem or nv_peer_mem";
   open();
   EXPECT_TRUE(log_.warnings().empty()) << "there is no GPU";
-  const auto infos = log_.infos();
-  EXPECT_EQ(std::count(infos.begin(), infos.end(), reason), 1);
+  test::expect_log_lines(infos_with("GPU memory cannot be registered"));
   std::filesystem::create_directories(root_ / "sys/module/nvidia");
   open();
-  EXPECT_EQ(log_.only_warning(), reason);
+  test::expect_log_lines(log_.warnings());
 }
 
 TEST_F(DeviceInventoryTest, LibraryWithoutDmaBuf_HostMemoryOnly) {
@@ -490,10 +469,7 @@ TEST_F(DeviceInventoryTest, DataDirectSetting_ChoosesTheDevices) {
   EXPECT_TRUE(only->ports[0].data_direct && only->ports[1].data_direct);
   EXPECT_FALSE(only->ports[2].data_direct || only->ports[3].data_direct);
   EXPECT_EQ(only->ports[0].ptr_support, unsigned{kPtrHost | kPtrDmaBuf});
-  EXPECT_EQ(count_infos("mlx5_0:1 (for NCCL verbatim_mlx5_0_dma): RoCE 200000 Mb/s, GID 0 ::ffff:10.0.0.1 (RoCE v2), "
-                        "MTU 4096, PCI /sys/devices/pci0009:00/0009:01:00.0, GPU memory by dma-buf, Data Direct, "
-                        "relaxed ordering"),
-            1);
+  test::expect_log_lines(infos_with("(for NCCL verbatim_mlx5_0_dma)"));
 
   config_.data_direct = DataDirect::kBoth;
   const auto both = open();
@@ -525,9 +501,7 @@ TEST_F(DeviceInventoryTest, DataDirectRefused_DeviceIsUsedWithoutIt) {
   device.dmabuf_errno = 0;
   device.add_roce_port();
   EXPECT_EQ(names(*open()), "verbatim_mlx5_0");
-  EXPECT_EQ(log_.only_warning(),
-            "mlx5_0: mlx5dv_get_data_direct_sysfs_path failed: Input/output error; it is used without Data Direct. "
-            "Next: look for the driver's reason in 'dmesg'");
+  test::expect_log_lines(log_.warnings());
   config_.data_direct = DataDirect::kOff;
   EXPECT_EQ(names(*open()), "verbatim_mlx5_0");
   EXPECT_EQ(log_.warnings().size(), 1U) << "it is not asked for";

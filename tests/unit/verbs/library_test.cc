@@ -3,6 +3,7 @@
 
 #include <cerrno>
 
+#include "support/log_lines.h"
 #include "unit/support/fake_verbs.h"
 #include "unit/support/log_capture.h"
 #include "verbs/dynamic_library.h"
@@ -37,17 +38,13 @@ TEST(VerbsLibrary, LibraryMissing_GivesOneWarning) {
   const Result<std::unique_ptr<const Verbs>> verbs = Verbs::load("/nonexistent/libibverbs.so");
   ASSERT_FALSE(verbs);
   EXPECT_EQ(verbs.error().kind, ErrorKind::kUsage);
-  EXPECT_EQ(log.only_warning(),
-            "no RDMA: cannot open libibverbs (/nonexistent/libibverbs.so: cannot open shared object file: No such file "
-            "or directory). Next: install rdma-core, or set VERBATIM_VERBS_LIBRARY");
+  test::expect_log_lines(log.warnings());
 }
 
 TEST(VerbsLibrary, RequiredVerbMissing_IsNamed) {
   const LogCapture log;
   ASSERT_FALSE(Verbs::load(FAKE_MLX5_NO));
-  EXPECT_EQ(log.only_warning(), std::string("no RDMA: ") + FAKE_MLX5_NO +
-                                    " has no symbol ibv_get_device_list. Next: install rdma-core's libibverbs, or set "
-                                    "VERBATIM_VERBS_LIBRARY");
+  test::expect_log_lines({test::replaced(log.only_warning(), FAKE_MLX5_NO, "LIBRARY")});
 }
 
 // Opens the rdma-core of this host: each symbol must be bound in its newest version.
