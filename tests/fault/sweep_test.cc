@@ -24,6 +24,7 @@
 #include "lifecycle/process_resources.h"
 #include "plugin_lifetime.h"
 #include "support/fail_nth.h"
+#include "support/log_lines.h"
 #include "support/scratch_directory.h"
 #include "system_calls.h"
 
@@ -227,24 +228,16 @@ TEST_P(DestroyFails, EachObject_IsNamedOnce) {
   struct DestroyCase {
     const char* call;
     std::vector<std::string> leaks;  // kinds of the leaked objects, as in kVerbsObjectNames
-    std::vector<std::string> names;  // the same, as in the warnings
   };
-  const std::string pd = "protection domain";
-  const std::string cq = "completion queue";
-  const std::vector<DestroyCase> all = {{"ibv_destroy_qp", {"qp", "cq", "pd"}, {"queue pair", cq, pd}},
-                                        {"ibv_destroy_cq", {"cq"}, {cq}},
-                                        {"ibv_dereg_mr", {"mr", "pd"}, {"memory region", pd}},
-                                        {"ibv_dealloc_pd", {"pd"}, {pd}},
-                                        {"ibv_close_device", {"context"}, {"context"}}};
+  const std::vector<DestroyCase> all = {{"ibv_destroy_qp", {"qp", "cq", "pd"}},
+                                        {"ibv_destroy_cq", {"cq"}},
+                                        {"ibv_dereg_mr", {"mr", "pd"}},
+                                        {"ibv_dealloc_pd", {"pd"}},
+                                        {"ibv_close_device", {"context"}}};
   FailNth& fail = conformance::failing_verb();
   const LifetimeResult first = run_lifetime(GetParam());
   ASSERT_EQ(first.failed + first.violation + join(first.warnings), "");
   for (const DestroyCase& tested : all) {
-    std::vector<std::string> expected;
-    for (const std::string& name : tested.names) {
-      expected.push_back("NET/Verbatim : cannot destroy a " + name +
-                         " of softverbs0: Device or resource busy. The object is leaked");
-    }
     long leaked = 0;
     for (; leaked < kMaxCalls; ++leaked) {
       SCOPED_TRACE(std::string(tested.call) + " number " + std::to_string(leaked + 1) + " and the next");
@@ -256,7 +249,7 @@ TEST_P(DestroyFails, EachObject_IsNamedOnce) {
           {.loaded = [&] { fail.arm(tested.call, leaked + 1, EBUSY, 2); }, .unloaded = [&] { fail.disarm(); }});
       if (!fail.has_failed()) break;
       EXPECT_EQ(outcome.failed + outcome.violation, "");
-      EXPECT_EQ(outcome.warnings, expected);
+      verbatim::test::expect_log_lines(outcome.warnings, tested.call);
       for (const std::string& kind : tested.leaks) ++alive[kind];
       for (const auto& [kind, count] : alive) EXPECT_EQ(verbs_alive(kind), count) << kind;
       if (tested.leaks.front() != "context") {
