@@ -6,6 +6,7 @@
 #include <cerrno>
 
 #include "base/unique_fd.h"
+#include "support/log_lines.h"
 #include "unit/support/fake_verbs.h"
 #include "unit/support/log_capture.h"
 
@@ -89,10 +90,7 @@ TEST_F(MemoryTest, DmaBufRefused_FallsBackToPeerMemory) {
   EXPECT_EQ(made[1].verb, "reg_mr");
   EXPECT_EQ(made[1].address, made[0].address);
   EXPECT_EQ(made[1].bytes, made[0].bytes);
-  EXPECT_EQ(
-      log.only_warning(),
-      "mlx5_1: ibv_reg_dmabuf_mr of GPU memory failed: Operation not supported; it is registered as peer memory at "
-      "the same address, which works as well");
+  test::expect_log_lines(log.warnings());
 }
 
 // NCCL registers the memory itself then, or refuses a buffer of several allocations, which peer memory cannot register.

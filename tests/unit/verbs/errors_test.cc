@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include "support/log_lines.h"
 #include "unit/support/log_capture.h"
 
 namespace verbatim {
@@ -55,8 +56,7 @@ TEST(VerbsDeleter, DestroyFailsTwice_IsLogged) {
   g_result = EBUSY;
   g_destroyed = 0;
   { const UniquePd handle(&pd, VerbsDeleter<ibv_pd>{destroy}); }
-  EXPECT_EQ(log.only_warning(),
-            "cannot destroy a protection domain of mlx5_0: Device or resource busy. The object is leaked");
+  test::expect_log_lines(log.warnings());
   EXPECT_EQ(g_destroyed, 2) << "the deleter tries twice";
 }
 
