@@ -158,6 +158,11 @@ struct ConnectionTable {
   Deadlines<MonitoredConnection> deadlines VERBATIM_GUARDED_BY(mutex);  // 0: the connection has changed
   std::vector<Line> lines VERBATIM_GUARDED_BY(mutex);
   std::vector<EarlierFailures> earlier_failures VERBATIM_GUARDED_BY(mutex);
+  struct StalledPeer {
+    StallCause cause = StallCause::kNone;
+    std::uint64_t known_until_ns = 0;
+  };
+  std::map<std::pair<CommKind, std::string>, StalledPeer> stalled_peers VERBATIM_GUARDED_BY(mutex);
   // By owner: comms that are closing or being destroyed. An entry is made before the owner's first close, which must
   // not allocate.
   std::map<const void*, std::size_t> closing VERBATIM_GUARDED_BY(mutex);

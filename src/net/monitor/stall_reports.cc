@@ -12,6 +12,9 @@
 namespace verbatim {
 namespace {
 
+// For so long a cause is a warning once for each peer process.
+constexpr std::uint64_t kOtherConnectionsNs = 5 * kNanosecondsPerSecond;
+
 // As arguments of grep: the device of the QP that has work outstanding, else all devices of the connection.
 std::string grep_arguments(const Endpoint& endpoint, std::optional<std::size_t> qp) {
   const std::span<const Port* const> ports = endpoint.ports();
@@ -70,7 +73,11 @@ void check_connection(const StallSettings& settings, ConnectionTable& table, Mon
     return connection.fail(is_local(detector.cause()) ? ErrorKind::kSystem : ErrorKind::kRemote,
                            (stalled + " (VERBATIM_STALL_FAIL_S): " + stall.why).c_str());
   }
-  table.log(LogLevel::kWarn, [&] {
+  // Its other connections mostly stall for the same reason.
+  ConnectionTable::StalledPeer& known = table.stalled_peers[{comm.kind(), endpoint.peer_name()}];
+  const bool is_known = known.cause == detector.cause() && now < known.known_until_ns;
+  if (!is_known) known = {detector.cause(), now + kOtherConnectionsNs};
+  table.log(is_known ? LogLevel::kInfo : LogLevel::kWarn, [&] {
     return stalled + ": " + stall.why + "; local: " + describe_status(connection.status(now)) + "; peer: " +
            (detector.peer()          ? describe_status(*detector.peer())
             : connection.peer_closed ? "closed"

@@ -128,6 +128,25 @@ TEST(StallLine, ReceiveNotPosted_NamesReceiver) {
   test::expect_log_lines(stalled({.drive = [](StallEnds& ends) { ends.isend(); }}));
 }
 
+// What holds for one connection mostly holds for the others, whose lines are information.
+TEST(StallLine, SeveralConnectionsToOnePeer_OneIsWarning) {
+  test::expect_log_lines(lines_of(warning("seed=1"), [] {
+    StallEnds ends(MemoryType::kHost);
+    StallEnds others(MemoryType::kHost);
+    const LogCapture log;
+    const auto is_stall = [](const std::string& line) { return line.starts_with("stalled for "); };
+    drive_until_warning(log, 1, [&] {
+      ends.isend();
+      others.isend();
+    });
+    EXPECT_TRUE(ConnectedComms::eventually([&] {
+      ends.isend();
+      others.isend();
+      return std::ranges::any_of(log.infos(), is_stall);
+    }));
+  }));
+}
+
 TEST(StallLine, SendNotPosted_NamesSender) {
   test::expect_log_lines(stalled({.begin = [](StallEnds& ends) { ends.receive = ends.irecv(); },
                                   .drive = [](StallEnds& ends) { ends.test_receive(); }}));
