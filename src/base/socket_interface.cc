@@ -172,9 +172,11 @@ Result<SocketInterface> choose_socket_interface(const Config& config) {
   for (const SocketInterface& candidate : *interfaces)
     present.append(present.empty() ? "" : ", ").append(to_string(candidate));
   const bool listed = !config.socket_ifname.value.empty();
-  VERBATIM_WARN("no network interface for the TCP side channel%s%s%s%s; running interfaces: %s",
-                listed ? " under " : "", listed ? config.socket_ifname.variable : "", listed ? "=" : "",
-                config.socket_ifname.value.c_str(), present.empty() ? "none" : present.c_str());
+  VERBATIM_WARN(
+      "no network interface for the TCP side channel%s%s%s%s; running interfaces: %s. Next: name one of these in "
+      "VERBATIM_SOCKET_IFNAME, or look at 'ip link'",
+      listed ? " under " : "", listed ? config.socket_ifname.variable : "", listed ? "=" : "",
+      config.socket_ifname.value.c_str(), present.empty() ? "none" : present.c_str());
   return Error{ErrorKind::kUsage, ENODEV, "socket interface"};
 }
 

@@ -209,7 +209,9 @@ void CollComm::peer_ended(const PeerRank& peer) noexcept {
     }
     return Failure{
         own + ": " + peer.name + " has ended without closing its RMA communicator (" + peer.channel->reason() + ")",
-        {"its process was killed or crashed, or its host failed", "look at " + peer.name + " first"}};
+        {"its process was killed or crashed, or its host failed",
+         "look at " + peer.name +
+             " first: its log says why, or 'dmesg' on its host, if it was killed for want of memory"}};
   });
 }
 

@@ -291,6 +291,13 @@ Result<DeviceSurvey> DeviceSurvey::make(const Verbs& verbs, const Mlx5* mlx5, co
         "libraries exist");
     return Error{ErrorKind::kUsage, ENODEV, "ibv_get_device_list"};
   }
+  for (const auto& named : config.gid.per_device) {
+    const auto has_name = [&](ibv_device* device) { return named.first == verbs.get_device_name(device); };
+    if (std::none_of(list.get(), list.get() + count, has_name)) {
+      VERBATIM_WARN("%s names %s, and no device has this name. Next: 'ibv_devices' lists the names",
+                    config.gid.variable, named.first.c_str());
+    }
+  }
 
   DeviceSurvey survey;
   survey.peer_memory = peer_memory_loaded(root);
@@ -313,7 +320,8 @@ Result<std::shared_ptr<const DeviceSurvey>> DeviceSurvey::open(const Verbs& verb
   if (!made) return made.error();
   DeviceSurvey& survey = *made;
   if (survey.ports.empty()) {
-    VERBATIM_WARN("no RDMA device is usable. %s", group_by_reason(survey.skipped).c_str());
+    VERBATIM_WARN("no RDMA device is usable. %s. Next: 'verbatim-info' says what to do for each",
+                  group_by_reason(survey.skipped).c_str());
     return Error{ErrorKind::kUsage, ENODEV, "RDMA devices"};
   }
   // A warning if an error or a setting costs bandwidth; a port that is not selected or not active is normal.

@@ -76,7 +76,9 @@ TEST_F(WrittenFiles, QpDumpIsALink_ItIsNotFollowed) {
   ASSERT_EQ(::symlink(victim_.c_str(), path_.c_str()), 0);
   const std::string output = verbatim::test::check_in_child({{"VERBATIM_QP_DUMP", path_}}, connect_once);
   EXPECT_EQ(read(victim_), "precious");
-  EXPECT_NE(output.find("VERBATIM_QP_DUMP: writing " + path_ + " failed"), std::string::npos) << output;
+  const std::string warning = "VERBATIM_QP_DUMP: writing " + path_ + " failed";
+  EXPECT_NE(output.find(warning), std::string::npos) << output;
+  EXPECT_EQ(output.find(warning), output.rfind(warning)) << "a warning for each end:\n" << output;
 }
 
 TEST_F(WrittenFiles, QpDumpIsNew_OnlyItsUserReadsIt) {

@@ -41,7 +41,7 @@ const std::vector<const char*>& consequences() {
                                                " closed a connection that has outstanding operations",
                                                " still puts to it",
                                                " that NCCL destroys have not completed after ",
-                                               " buffer that it announced, or has ended",
+                                               ": the memory was freed or deregistered there, or the process has ended",
                                                " ended or closed the connection first",
                                                "the peer closed the connection",
                                                " has ended its connection: ",

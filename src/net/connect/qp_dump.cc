@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 
@@ -44,6 +45,8 @@ void append_to_qp_dump(const std::string& file, const std::string& text) {
   const bool is_open = out && ::fstat(out.get(), &status) == 0;
   const bool is_own = S_ISREG(status.st_mode) && status.st_uid == ::geteuid() && status.st_nlink == 1;
   if (is_open && is_own && ::write(out.get(), text.data(), text.size()) == static_cast<ssize_t>(text.size())) return;
+  static std::atomic<bool> is_reported{false};
+  if (is_reported.exchange(true)) return;
   const char* const why = is_open && !is_own ? "it is not a file of this user with one name" : std::strerror(errno);
   VERBATIM_WARN("VERBATIM_QP_DUMP: writing %s failed: %s. Next: choose a file that this process can write",
                 file.c_str(), why);

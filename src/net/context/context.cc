@@ -358,8 +358,10 @@ Context::~Context() {
 void Context::report_no_atomics(const Comm& comm) {
   if (no_atomics_reported_.exchange(true)) return;
   const Endpoint& endpoint = comm.endpoint();
-  VERBATIM_WARN("VERBATIM_COMPLETION=atomic is not used between %s and host %s: %s; immediates signal arrivals",
-                join_names(endpoint.ports()).c_str(), endpoint.remote().host.c_str(), comm.atomics_refused());
+  VERBATIM_WARN(
+      "VERBATIM_COMPLETION=atomic is not used between %s and host %s: %s; immediates signal arrivals. Next: unset it, "
+      "or choose devices with atomics, and set it, at both ends",
+      join_names(endpoint.ports()).c_str(), endpoint.remote().host.c_str(), comm.atomics_refused());
 }
 
 ProcessParts Context::process_parts() const {
@@ -482,13 +484,11 @@ void Context::close(Comm& comm) {
 }
 
 // Without memory the connection is missing in the file.
-void Context::remember_stats(const Comm& comm) noexcept {
-  try {
-    const MutexLock lock(mutex_);
-    closed_stats_.push_back(comm.stats());
-  } catch (...) {
-    VERBATIM_WARN("no memory to remember what a connection has carried (VERBATIM_STATS)");
-  }
+void Context::remember_stats(const Comm& comm) noexcept try {
+  const MutexLock lock(mutex_);
+  closed_stats_.push_back(comm.stats());
+} catch (...) {
+  VERBATIM_WARN("no memory to remember what a connection has carried (VERBATIM_STATS)");
 }
 
 void Context::write_stats() noexcept try {

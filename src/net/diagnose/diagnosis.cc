@@ -75,10 +75,11 @@ Diagnosis diagnose_lost_packets(const PathFacts& facts) {
   if (link.empty()) link = describe_link_flaps(facts);
   const std::string peer = peer_host(facts);
   if (facts.completed_counts.messages != 0) {
-    return {describe_age(facts) + ": " +
-                (link.empty() ? "packets to " + peer + " are lost, or its link or host is down" : link) +
-                ", longer than all retries",
-            kernel_log_command(facts.local) + ", " + peer_kernel_log(facts) + "; VERBATIM_TIMEOUT waits longer"};
+    return {
+        describe_age(facts) + ": " +
+            (link.empty() ? "packets to " + peer + " are lost, or its link or host is down" : link) +
+            ", longer than all retries",
+        kernel_log_command(facts.local) + ", " + peer_kernel_log(facts) + "; a larger VERBATIM_TIMEOUT waits longer"};
   }
   if (link.empty()) {
     link = facts.completed_counts.peer_responded
@@ -182,6 +183,10 @@ const char* event_name(ibv_event_type type) {
   return index < std::size(kNames) ? kNames[index] : "event";
 }
 
+Diagnosis diagnose_port(const PathFacts& facts) {
+  return {describe_port_problem(facts), kernel_log_command(facts.local) + ", then its cable and its switch"};
+}
+
 Diagnosis diagnose(ibv_wc_status status, const PathFacts& facts) {
   if (facts.port_errno != 0) return diagnose_device_failure(facts);
   // While the local port cannot send, the peer may time out first: its report is then a consequence.
@@ -220,9 +225,10 @@ Diagnosis diagnose(ibv_wc_status status, const PathFacts& facts) {
               "compare versions and " + quoted("ibv_devinfo -v") + " (active_mtu, max_msg_sz) on both hosts; on " +
                   peer + " look for an async event"};
     case IBV_WC_REM_ACCESS_ERR:
-      return {"the NIC of " + peer + " refuses the address or its key: the application on " + peer +
-                  " has freed or deregistered the buffer that it announced, or has ended",
-              look_at(peer, "its log says what failed before")};
+      return {
+          "the NIC of " + peer +
+              " refuses the address or its key: the memory was freed or deregistered there, or the process has ended",
+          look_at(peer, "its log says what failed before")};
     case IBV_WC_REM_OP_ERR:
       return {"the NIC of " + peer + " could not complete the request",
               look_at(peer, "its log and " + peer_kernel_log(facts))};
@@ -271,17 +277,19 @@ Diagnosis diagnose_contradicting_calls(const PathFacts& facts) {
 }
 
 Diagnosis diagnose_setup(const Error& error, const PathFacts* facts, const QpUsage& usage) {
+  const bool is_local =
+      error.step == SetupStep::kCreateQueue || (error.step == SetupStep::kModifyQp && facts == nullptr);
+  if (is_local && error.sys_errno == ETIMEDOUT) {
+    return {"the device is slow, or hangs in a call for another connection",
+            quoted("dmesg") + " shows what its driver reports; a larger VERBATIM_CONNECT_TIMEOUT_S waits longer"};
+  }
   if (error.step == SetupStep::kCreateQueue) {
-    if (error.sys_errno == ETIMEDOUT) {
-      return {"the device is slow, or hangs in a call for another connection",
-              quoted("dmesg") + " shows what its driver reports; VERBATIM_CONNECT_TIMEOUT_S waits longer"};
-    }
     if (error.sys_errno != ENOMEM && error.sys_errno != ENOSPC) return {};
     const std::string limit = usage.limit > 0 ? " (" + std::to_string(usage.limit) +
                                                     " queue pairs for all processes, this process holds " +
                                                     std::to_string(usage.in_use) + ")"
                                               : "";
-    return {"the QP limit of the device is reached" + limit + ", or the limit of locked memory",
+    return {"a limit is reached: QPs of the device" + limit + ", its CQs, or locked memory",
             "fewer NCCL channels, VERBATIM_QPS_PER_CONNECTION=1, 'ulimit -l unlimited'; 'rdma resource show' counts "
             "what all processes hold"};
   }
@@ -346,7 +354,7 @@ Diagnosis diagnose_handshake(const Error& error, const std::string& peer, bool n
       const bool waited = error.step == SetupStep::kWaitForPeer;
       return {"its application makes no calls for this connection, or its host does not answer",
               look_at(peer, "its process may be busy or stopped") +
-                  (waited ? "; VERBATIM_CONNECT_TIMEOUT_S waits longer" : "")};
+                  (waited ? "; a larger VERBATIM_CONNECT_TIMEOUT_S waits longer" : "")};
     }
     case EPROTO:
       return {"the message belongs to another service, or to another version of the plugin",

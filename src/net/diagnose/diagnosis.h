@@ -31,6 +31,7 @@ Diagnosis diagnose(ibv_event_type type, const PathFacts& facts);
 
 // The same for failures that neither a completion nor an event reports.
 Diagnosis diagnose_size_mismatch(const PathFacts& facts);        // the applications of both ends use different sizes
+Diagnosis diagnose_port(const PathFacts& facts);                 // without `why` while the local port can send
 Diagnosis diagnose_corrupt_peer(const PathFacts& facts);         // the peer did what no peer of this version does
 Diagnosis diagnose_contradicting_calls(const PathFacts& facts);  // this application did what the interface forbids
 

@@ -72,15 +72,14 @@ void log_link_down(ConnectionTable& table, const Device& device, std::uint8_t po
   if (!device.history().link_down(port_num, monotonic_ns())) return;
   std::size_t other_lanes = 0;
   const std::size_t users = count_connections(table, device, port_num, &other_lanes);
-  if (other_lanes != 0) {
-    return VERBATIM_WARN(
-        "%s:%u: the link is down (port error); %zu connections use it, of which %zu go on over their other ports "
-        "and %zu wait until their retries are used up (VERBATIM_TIMEOUT, VERBATIM_RETRY_CNT)",
-        device.name().c_str(), port_num, users, other_lanes, users - other_lanes);
+  std::string use = users == 0 ? "no net connection uses it" : std::to_string(users) + " connections use it";
+  if (other_lanes != 0) use += ", " + std::to_string(other_lanes) + " go on over their other ports";
+  if (other_lanes != users) {
+    use += ", " + std::to_string(users - other_lanes) +
+           " wait until their retries are used up (VERBATIM_TIMEOUT, VERBATIM_RETRY_CNT)";
   }
-  VERBATIM_WARN(
-      "%s:%u: the link is down (port error); %zu connections use it and wait until their retries are used up%s",
-      device.name().c_str(), port_num, users, users != 0 ? " (VERBATIM_TIMEOUT, VERBATIM_RETRY_CNT)" : "");
+  VERBATIM_WARN("%s:%u: the link is down (port error); %s. Next: look at this port, its cable and its switch",
+                device.name().c_str(), port_num, use.c_str());
 }
 
 void log_link_up(ConnectionTable& table, const Device& device, std::uint8_t port_num) {

@@ -82,10 +82,10 @@ void Monitor::open_state_sockets(const MonitorSettings& settings) {
     Result<std::unique_ptr<StateSocket>> opened =
         StateSocket::open({path, setting, queries_qps, settings.host}, table_, rma_sets_);
     if (opened) return state_sockets_.push_back(std::move(*opened));
-    VERBATIM_WARN(
-        "no state can be read at %s (%s): %s: %s%s", path.c_str(), setting, opened.error().operation,
-        std::strerror(opened.error().sys_errno),
-        opened.error().sys_errno == EADDRINUSE ? ". Next: put %p in the path: each process needs its own" : "");
+    VERBATIM_WARN("no state can be read at %s (%s): %s: %s. Next: %s", path.c_str(), setting, opened.error().operation,
+                  std::strerror(opened.error().sys_errno),
+                  opened.error().sys_errno == EADDRINUSE ? "put %p in the path: each process needs its own"
+                                                         : "name a short path that this process can write");
   };
   if (const std::optional<std::string> directory = make_state_directory(settings.state_directory)) {
     remove_dead_sockets(*directory);

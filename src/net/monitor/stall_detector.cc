@@ -52,15 +52,17 @@ bool is_local(StallCause cause) {
 
 Diagnosis diagnose_stall(StallCause cause, const std::string& peer, const std::string& device, bool channel_lost) {
   const std::string stack = " first: 'gdb -p' or 'py-spy dump -p' shows what its application does";
+  const std::string itself = ", and verbatim-top whether it waits for another process itself";
   const std::string kernel_log = "'dmesg | grep " + device + "'";
   const std::string network = "'rdma statistic show' and " + kernel_log + " on this host, the same at " + peer;
   switch (cause) {
     case StallCause::kNone:
       break;
     case StallCause::kPeerPostsNoReceive:
-      return {"the peer " + peer + " is late: its application has not posted the receive", "look at " + peer + stack};
+      return {"the peer " + peer + " is late: its application has not posted the receive",
+              "look at " + peer + stack + itself};
     case StallCause::kPeerSendsNothing:
-      return {"the peer " + peer + " is late: its application has not sent", "look at " + peer + stack};
+      return {"the peer " + peer + " is late: its application has not sent", "look at " + peer + stack + itself};
     case StallCause::kMismatchedCalls:
       return {"the calls of the applications differ: this end and the peer " + peer +
                   " use different tags, or a message of a group is missing",

@@ -68,11 +68,17 @@ Failure Comm::peer_ended() const {
   const PathFacts path = facts(0);
   const std::string peer = endpoint_.peer_name();
   if (failure_state_.has(CommEvent::kFailedByMonitor, CommEvent::kPeerFailed)) {
-    const bool local =
-        failure_state_.has(CommEvent::kFailedByMonitor) && failure_state_.reason_kind() == ErrorKind::kSystem;
-    const std::string next =
-        local ? "look at this process and its device" : "look at " + peer + " first: its log says more";
-    return {failure_state_.reason(), {"", next}, path};
+    const bool by_monitor = failure_state_.has(CommEvent::kFailedByMonitor);
+    const bool local = by_monitor && failure_state_.reason_kind() == ErrorKind::kSystem;
+    const bool is_cut_off = by_monitor && !local && (failover_ == nullptr || failover_->working() == 0);
+    for (std::size_t qp = 0; is_cut_off && qp < endpoint_.qps().size(); ++qp) {
+      const PathFacts own = facts(qp);
+      if (Diagnosis port = diagnose_port(own); !port.why.empty()) return {failure_state_.reason(), port, own};
+    }
+    const std::string more = by_monitor ? "its log, and 'ps' on its host, say more" : "its log says more";
+    return {failure_state_.reason(),
+            {"", local ? "look at this process and its device" : "look at " + peer + " first: " + more},
+            path};
   }
   const std::string next = "look at " + peer + " first: its log says why";
   if (failure_state_.has(CommEvent::kPeerAborted)) {
@@ -82,7 +88,8 @@ Failure Comm::peer_ended() const {
   }
   if (failure_state_.has(CommEvent::kPeerDisconnected)) {
     return {"the peer " + peer + " ended without closing a connection that has outstanding operations",
-            {"its process was killed or crashed, or its host failed", next},
+            {"its process was killed or crashed, or its host failed",
+             next + ", or 'dmesg' on its host, if it was killed for want of memory"},
             path};
   }
   return {"the peer " + peer + " closed a connection that has outstanding operations",

@@ -305,11 +305,16 @@ TEST(Diagnosis, SetupError_HasReasonAndNextStep) {
             "'show_gids mlx5_0' lists the GIDs; VERBATIM_GID_INDEX=auto chooses anew for each connection");
   EXPECT_TRUE(diagnosed(EINVAL).why.starts_with("the device refuses an attribute: GID 3, an MTU"));
   EXPECT_TRUE(diagnose_setup(system_error("connect", ETIMEDOUT), &facts).why.empty()) << "TCP says all itself";
+  for (const SetupStep step : {SetupStep::kCreateQueue, SetupStep::kModifyQp}) {
+    const Error hangs = system_error("ibv_modify_qp to INIT", ETIMEDOUT, step);
+    EXPECT_EQ(diagnose_setup(hangs, nullptr).why, "the device is slow, or hangs in a call for another connection");
+  }
   const Error no_memory = system_error("ibv_create_qp", ENOMEM, SetupStep::kCreateQueue);
   const Diagnosis limit = diagnose_setup(no_memory, nullptr, {.limit = 8192, .in_use = 17});
-  EXPECT_EQ(limit.why,
-            "the QP limit of the device is reached (8192 queue pairs for all processes, this process holds 17), or "
-            "the limit of locked memory");
+  EXPECT_EQ(
+      limit.why,
+      "a limit is reached: QPs of the device (8192 queue pairs for all processes, this process holds 17), its CQs, or "
+      "locked memory");
   EXPECT_EQ(limit.next,
             "fewer NCCL channels, VERBATIM_QPS_PER_CONNECTION=1, 'ulimit -l unlimited'; 'rdma resource show' counts "
             "what all processes hold");
@@ -467,8 +472,8 @@ TEST(FailureReport, ReceiveBufferDeregistered_IsReportedAtBothEnds) {
         stream.link().send(),
         {.kind = ErrorKind::kRemote,
          .what = "sending 64 bytes failed with remote access error (IBV_WC_REM_ACCESS_ERR 10, vendor error 0)",
-         .why = "the NIC of HOST refuses the address or its key: the application on HOST has freed or "
-                "deregistered the buffer that it announced, or has ended",
+         .why = "the NIC of HOST refuses the address or its key: the memory was freed or deregistered "
+                "there, or the process has ended",
          .next = "look at HOST first: its log says what failed before",
          .messages = 3,
          .bytes = 192});

@@ -554,7 +554,10 @@ TEST(LaneReturns, EachEndHasLostAPort_BothEndsSaySo) {
         EXPECT_TRUE(ConnectedComms::fails(traffic.link.recv()));
       },
       variables);
-  EXPECT_GE(count_lines(output, "no lane to the peer ", " has come back within 1 s (VERBATIM_RECONNECT_S)"), 1U);
+  EXPECT_GE(count_lines(output, "no lane to the peer ",
+                        " has come back within 1 s (VERBATIM_RECONNECT_S): the link of softverbs"),
+            1U)
+      << output;
 }
 
 // The event of a QP is a consequence of the outage, that of the device is not.

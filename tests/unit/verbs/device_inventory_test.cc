@@ -318,6 +318,15 @@ TEST_F(DeviceInventoryTest, GidIndexMissingOnOneDevice_IsWarning) {
   test::expect_log_lines(log_.warnings());
 }
 
+// Names of NCCL's devices begin with "verbatim_".
+TEST_F(DeviceInventoryTest, GidIndexOfUnknownDevice_IsWarning) {
+  fake_.add_device("mlx5_0").add_roce_port();
+  fake_.add_device("mlx5_1").add_roce_port();
+  config_.gid = {.per_device = {{"mlx5_0", 0U}, {"verbatim_mlx5_1", 0U}}, .variable = "NCCL_IB_GID_INDEX"};
+  open();
+  test::expect_log_lines(log_.warnings());
+}
+
 TEST_F(DeviceInventoryTest, GidTableWithoutEntries_IsSaid) {
   fake_.add_device("mlx5_0").add_roce_port().gids.clear();
   config_.gid = {.everywhere = 3U, .variable = "VERBATIM_GID_INDEX"};
