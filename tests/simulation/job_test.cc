@@ -219,6 +219,7 @@ INSTANTIATE_TEST_SUITE_P(
         "--seed 1081263 --faults port,qp --operations 64 --order 7",
         // The receiver has seen no acknowledgement, and the sender has said that a receive was announced to it.
         "--seed 1015659 --faults port/1/3/4 --parts 1 --operations 8 --order 18 --optional yes",
+        "--seed 2064558",  // nothing has worked yet when the link goes down
         // The completion of a flush is lost, and the sender has closed.
         "--seed 1067336 --faults hang,qp",
         // One end waits for the lane; the other one has seen no acknowledgement.

@@ -77,7 +77,7 @@ def longest_file(texts):
 
 
 LIMITS = {
-    "lines of code": (code_lines, 22_350),
+    "lines of code": (code_lines, 22_358),
     "lines of the longest file": (longest_file, 537),
     "functions of Comm": (functions("Comm", "src/net/"), 141),
     "virtual functions of Comm": (functions("Comm", "src/net/", "virtual "), 33),

@@ -230,8 +230,9 @@ class Comm {
     if (refused && !link_goes_down(qp)) return false;
     const bool unreachable = completion.status != IBV_WC_WR_FLUSH_ERR;
     const bool is_last = state == LaneState::kWorking && failover_->working() == 1;
-    if (!unreachable && is_last && can_wait_for_lane()) return await_cause(completion, qp, describe_work());
-    return (state == LaneState::kJoining || failover_->working() > 1 || (unreachable && can_wait_for_lane())) &&
+    const bool may_wait = can_wait_for_lane(refused || endpoint_.link_was_down(qp));
+    if (!unreachable && is_last && may_wait) return await_cause(completion, qp, describe_work());
+    return (state == LaneState::kJoining || failover_->working() > 1 || (unreachable && may_wait)) &&
            take_lane_down(qp, [&] { return completion_failure(completion, qp, describe_work()); });
   }
   // Whether a failed completion is of a QP that the lane had before.
@@ -402,8 +403,9 @@ class Comm {
   // Any thread: events of ports have no effect while no other lane is left. Now one may be. `up`: a port that is not
   // down any more.
   void repeat_port_events(const Port* up);
-  // `peer_waits`: it has said so. Else a path that has never worked is not waited for.
-  bool can_wait_for_lane(bool peer_waits = false) const;
+  // `is_known`: why the lane does not work, by a link or by the peer, which waits. Else a path that has never worked is
+  // not waited for.
+  bool can_wait_for_lane(bool is_known = false) const;
   bool link_goes_down(std::size_t qp) const;
   void receive_lane_notices();
   void advance_lane(std::size_t lane, bool may_be_late);

@@ -280,13 +280,13 @@ void Comm::log_lane_up(std::size_t lane) const {
 
 // Whether the comm can go on although its last lane fails. A connection that has never worked is not made for this
 // network; one whose peer has ended, or answers nothing, has nobody to wait for.
-bool Comm::can_wait_for_lane(bool peer_waits) const {
+bool Comm::can_wait_for_lane(bool is_known) const {
   const bool ended = failure_state_.has(CommEvent::kPeerClosed, CommEvent::kPeerDisconnected, CommEvent::kPeerFailed,
                                         CommEvent::kPeerAborted, CommEvent::kFailedByMonitor);
   const bool device_failed =
       failure_state_.has(CommEvent::kDeviceFailed) && !is_qp_event(failure_state_.device_event());
   return failover_->reconnects() && !ended && !device_failed && failure_state_.channel_state() == ChannelState::kOpen &&
-         (peer_waits || completed_counts().peer_responded);
+         (is_known || completed_counts().peer_responded);
 }
 
 void Comm::fail_without_memory() noexcept {
@@ -312,7 +312,9 @@ bool Comm::await_cause(const ibv_wc& completion, std::size_t qp, const FailedWor
 bool Comm::awaits_cause() noexcept {
   const Failover::Flushed* const flushed = failover_->flushed.get();
   if (flushed == nullptr) return false;
-  if (monotonic_ns() - flushed->since_ns < kCauseWaitNs && can_wait_for_lane()) return true;
+  if (monotonic_ns() - flushed->since_ns < kCauseWaitNs &&
+      can_wait_for_lane(endpoint_.link_was_down(flushed->completion.qp)))
+    return true;
   const FailureState::HeldCompletion& first = flushed->completion;
   fail_completion(first.completion, first.qp, first.work);
   log_held_completion();

@@ -127,6 +127,11 @@ void add_port_facts(PathFacts& facts, const Port& port, const GidEntry& gid, con
   facts.gid_removed = port.is_roce() && is_gone(device.verbs(), device.context(), port.port_num, gid);
 }
 
+bool Endpoint::link_was_down(std::size_t qp) const {
+  const Port& port = *ports_[qps_[qp].device];
+  return port.device->history().link_since(port.port_num, connected_ns_, monotonic_ns()).downs != 0;
+}
+
 std::uint32_t max_message_bytes(const Port& port) {
   return static_cast<std::uint32_t>(std::min<std::uint64_t>(port.max_msg_bytes, kMaxPieceBytes));
 }
