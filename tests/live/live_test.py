@@ -3,7 +3,7 @@
 #: all suite=tools sanitizer=none needs=softverbs,softverbs_mlx5,softverbs_files
 #:   + args='--top {verbatim_top} --perf {verbatim_perf} --plugin {plugin} --launcher {source}/tools/softverbs'
 #:   + args='--verbs {softverbs_dir} --page {source}/plugin/STATE.md'
-#: test verbatim-top priority=5 args=Top
+#: test verbatim-top priority=5 args='--control {softverbs_control} Top'
 #: test verbatim-exporter priority=5 args='--exporter {verbatim_exporter} --jobs 3 Exporter'
 #: test verbatim-exporter-prometheus full args='--exporter {verbatim_exporter} Prometheus'
 #:   + PROGRAMS_REQUIRED={programs_required}
@@ -35,7 +35,7 @@ import unittest
 import urllib.parse
 
 PARSER = argparse.ArgumentParser()
-for option in ("top", "perf", "plugin", "launcher", "verbs", "page", "exporter"):
+for option in ("top", "perf", "plugin", "launcher", "verbs", "page", "exporter", "control"):
     PARSER.add_argument(f"--{option}")
 PARSER.add_argument("--jobs", type=int, default=1)
 OPTIONS, CASES = PARSER.parse_known_args()
@@ -125,6 +125,26 @@ def receiver(number, device, **more):
     local = {"messages": 0, "bytes": 0, "outstanding": 0, "no_progress_ms": 0, "flushes": 0}
     return {"number": number, "direction": "recv", "device": device, "peer_host": "node1", "peer_pid": 5, "state": "open", "error": None,
             "stall_cause": None, "lanes": 1, "lanes_down": 0, "local": local, **more}
+
+
+def waiting(peer, direction="recv", cause=None, lanes_down=0, **local):
+    """A connection that has not moved for 3 seconds. It waits for the peer unless `local` or the cause says otherwise."""
+    numbers = {"messages": 7, "bytes": 0, "outstanding": int(direction == "recv"), "no_progress_ms": 3000, "tested": True,
+               **({"flushes": 0} if direction == "recv" else {"send_refused": True, "cts_ready": False}), **local}
+    return {"number": peer + 10 * (direction == "send"), "direction": direction, "device": "softverbs0:1", "peer_host": "node0", "peer_pid": peer,
+            "state": "open", "error": None, "stall_cause": cause, "lanes": 1, "lanes_down": lanes_down, "local": numbers}
+
+
+# The causes of a stall with the process 3, as the processes write them.
+CAUSES = {
+    "network": "the network, or the device: data between this end and the peer node0 (pid 3) was posted and is not acknowledged",
+    "cts": "the network, or the device: the CTS entry of a receive between this end and the peer node0 (pid 3) was written and has not arrived",
+    "device": "the device: all data of the peer node0 (pid 3) was acknowledged, and the completion has not arrived",
+    "flush": "this host's device: a flush of GPU memory does not complete (data of the peer node0 (pid 3))",
+    "own": "this process is late: its application does not test its requests for the peer node0 (pid 3)",
+    "late": "the peer node0 (pid 3) is late: its application has not sent",
+    "no answer": "the peer node0 (pid 3) does not answer: its process is stopped or hangs, its host is down, or it is cut off",
+}
 
 
 def listening_socket(path):
@@ -243,20 +263,16 @@ class Live(unittest.TestCase):
         self.addCleanup(end)
         return errors
 
-    def serve_many(self, count, state):
-        """Processes of this user that all have the same state, in bytes."""
+    def serve_many(self, states):
+        """Processes of this user."""
         os.mkdir(self.directory, 0o700)
-        listeners = [listening_socket(f"{self.directory}/{name}") for name in numbered(count)]
-        thread = threading.Thread(target=answer_all, args=(listeners, state))
-        thread.start()
-
-        def end():
-            listeners[0].shutdown(socket.SHUT_RDWR)
-            thread.join()
-            for listener in listeners:
-                listener.close()
-
-        self.addCleanup(end)
+        for name, state in zip(numbered(len(states)), states, strict=True):
+            listener = listening_socket(f"{self.directory}/{name}")
+            thread = threading.Thread(target=answer_all, args=([listener], json.dumps(state).encode()))
+            thread.start()
+            self.addCleanup(listener.close)
+            self.addCleanup(thread.join)
+            self.addCleanup(listener.shutdown, socket.SHUT_RDWR)
 
     def serve_as_another_user(self, names, state, user=NOBODY):
         """Returns the directory of the other user."""
@@ -310,6 +326,7 @@ class Live(unittest.TestCase):
 
 
 PUT_BYTES = 65536 // 4  # of start_puts()
+LOOK_FIRST_AT = {field for field in explained("verbatim-top --once --json") if field.startswith("look_first_at[].")}
 RMA_FIELDS = {field for field in explained("verbatim-top --once --json") if field.startswith("processes[].rma[].")}
 
 
@@ -317,7 +334,7 @@ class Top(Live):
     def test_RunningJob_AllConnectionsHaveRatesAndPeers(self):
         ranks = self.start_job()
         view = self.top("--sort", "pid")
-        self.assertEqual(view["schema"], 1)
+        self.assertEqual(view["schema"], 2)
         self.assertEqual([process["pid"] for process in view["processes"]], ranks)
         self.assertEqual(view["problems"], [])
         for process in view["processes"]:
@@ -329,7 +346,7 @@ class Top(Live):
                 self.assertGreater(connection["bytes_s"], 0)
                 self.assertGreater(connection["messages_s"], 0)
         self.assertEqual(fields(view), explained("verbatim-top --once --json") - {"problems[].path", "problems[].why",
-                         "look_first_at[].host", "look_first_at[].pid", "look_first_at[].waiting"} - RMA_FIELDS)
+                         *LOOK_FIRST_AT} - RMA_FIELDS)
         text = self.run_top()
         self.assertTrue(text.startswith("  2 processes, "), text)
         for rank in ranks:
@@ -497,14 +514,84 @@ class Top(Live):
 
         view = self.eventually(stalled)
         self.assertEqual([process["pid"] for process in view["processes"]], ranks[1:])
-        self.assertEqual([(entry["pid"], entry["waiting"]) for entry in view["look_first_at"]], [(ranks[0], 1)])
+        self.assertEqual([(entry["what"], entry["pid"], entry["waiting"]) for entry in view["look_first_at"]], [("process", ranks[0], 1)])
         self.assertIn("does not answer", view["problems"][0]["why"])
         connections = view["processes"][0]["connections"]
         self.assertTrue(any(connection["stalled"] and connection["waits_for"] == "peer" for connection in connections), connections)
-        self.assertTrue(fields(view) >= {"problems[].path", "look_first_at[].waiting"})
+        self.assertTrue(fields(view) >= {"problems[].path", *LOOK_FIRST_AT})
         text = self.run_top("--stall", "2")
         self.assertRegex(text, rf"(?m)^! look first at process {ranks[0]} on \S+: 1 process waits for it$")
         self.assertRegex(text, rf"(?m)^! +receives from +\S+:{ranks[0]} .*peer \S+:{ranks[0]} for \d+ s$")
+
+    def named(self, *processes):
+        """What is to be looked at first, and the lines that say so, where processes 1, 2, ... have these connections."""
+        self.serve_many([state_of(pid=pid, connections=list(connections)) for pid, connections in enumerate(processes, 1)])
+        found = [(one["what"], one["pid"], one["peer_pid"], one["device"], one["waiting"]) for one in self.top()["look_first_at"]]
+        return found, re.findall(r"(?m)^! look first at (.*)", self.run_top())
+
+    def test_DataThatIsNotAcknowledged_TheNetworkIsNamed_NotItsSender(self):
+        found, lines = self.named([waiting(4), waiting(2, "send")], [waiting(3, "send", outstanding=2)], [waiting(2), waiting(4, "send")],
+                                  [waiting(3)])
+        self.assertEqual(found, [("network", 2, 3, "softverbs0:1", 4)])
+        self.assertEqual(lines, ["the network between process 2 on node0 (softverbs0:1) and process 3 on node0: 4 processes wait for it"])
+
+    def test_CausesAtBothNeighbours_TheNetworkOfTheProcessBetweenIsNamed(self):
+        found, lines = self.named([waiting(4), waiting(2, "send")], [waiting(3, "send", CAUSES["cts"])],
+                                  [waiting(2, cause=CAUSES["cts"]), waiting(4, "send", CAUSES["cts"])], [waiting(3, cause=CAUSES["cts"])])
+        self.assertEqual(found, [("network", 3, None, "softverbs0:1", 4)])
+        self.assertEqual(lines, ["the network of process 3 on node0 (softverbs0:1): 4 processes wait for it"])
+
+    def test_NoLaneWorks_IsTheNetwork_AndShown(self):
+        found, _ = self.named([waiting(2, "send", CAUSES["late"], lanes_down=1)], [waiting(1, outstanding=0, no_progress_ms=0, lanes_down=1)])
+        self.assertEqual(found, [("network", 1, 2, "softverbs0:1", 1)])
+        text = self.run_top("--sort", "pid")
+        self.assertRegex(text, r"(?m)^! +sends to +node0:2 .* 0/1 .* no lane works for 3 s$")
+        self.assertRegex(text, r"(?m)^! +receives from +node0:1 .* 0/1 .* no lane works$")
+
+    def test_CompletionThatIsLost_TheDeviceIsNamed(self):
+        found, lines = self.named([waiting(3)], [waiting(1)], [waiting(2, cause=CAUSES["device"])])
+        self.assertEqual(found, [("device", 3, None, "softverbs0:1", 3)])
+        self.assertEqual(lines, ["the device of process 3 on node0 (softverbs0:1): 3 processes wait for it"])
+
+    def test_ProcessThatDoesNotTest_OrDoesNotAnswer_IsNamed(self):
+        for number, processes in enumerate((
+            ([waiting(3)], [waiting(1)], [waiting(1, "send", outstanding=1, tested=False)]),
+            ([waiting(3)], [waiting(1)], [waiting(1, "send", CAUSES["own"], outstanding=1), waiting(2, cause=CAUSES["own"])]),
+            ([waiting(3, "send", lanes_down=1), waiting(3, cause=CAUSES["no answer"], lanes_down=1)], [waiting(1)]),
+        )):
+            with self.subTest(number=number):
+                self.directory += "-next"
+                found, lines = self.named(*processes)
+                self.assertEqual(found, [("process", 3, None, None, 2)])
+                self.assertEqual(lines, ["process 3 on node0: 2 processes wait for it"])
+
+    def test_ProcessThatHasCarriedNothing_MayWaitForAConnection(self):
+        found, lines = self.named([waiting(2, "send", messages=0)], [waiting(1, messages=0, outstanding=0, no_progress_ms=0)])
+        self.assertEqual(found, [("process", 2, None, None, 1)])
+        self.assertEqual(lines, ["process 2 on node0: 1 process waits for it; it has sent and received nothing yet, and may itself wait for a "
+                                 "connection that is being made"])
+
+    def test_FaultsOfRealDevices_AreNamed(self):
+        """The causes of the stalls are those that the processes write."""
+        for clause, what in (("link-down", "network"), ("drop-completion op=recv", "device")):
+            with self.subTest(what=what):
+                self.directory += "-next"
+                ranks = self.start_job(VERBATIM_STALL_WARN_S="1")
+                control = [OPTIONS.control, "fault", clause, "--pid", str(ranks[1])]
+                subprocess.run(control, env=environment("none", SOFTVERBS_NAMESPACE=f"live-{os.getpid()}"), check=True, stdout=subprocess.DEVNULL,
+                               timeout=TIMEOUT_S)
+
+                def named():
+                    view = self.top()
+                    found = view["look_first_at"]
+                    stalled = [one for process in view["processes"] for one in process["connections"] if one["stall_cause"]]
+                    is_known = [one["what"] for one in found] == [what] and what in [one["waits_for"] for one in stalled]
+                    return found if is_known else None
+
+                (named,) = self.eventually(named)
+                self.assertEqual((named["device"], named["waiting"]), ("softverbs0:1", 2))
+                self.assertIn(named["pid"], ranks if what == "network" else ranks[1:])
+                self.end_job()
 
     def test_DirectoryThatOthersMayAccess_IsRefusedByAllWithAReason(self):
         os.mkdir(self.directory)
@@ -888,7 +975,7 @@ class Exporter(Live):
         """A scrape of six processes has several times the bytes that the buffers of a connection take."""
         latencies = {f"name{number}": [[1000, 1]] for number in range(8)}
         connections = [receiver(number, f"a{number}:1", latency=latencies) for number in range(40)]
-        self.serve_many(processes, json.dumps(state_of(connections=connections)).encode())
+        self.serve_many([state_of(connections=connections)] * processes)
 
     def test_ClientsThatDoNotRead_AreClosed_AndLeaveRoom(self):
         self.serve_long_text()

@@ -335,6 +335,7 @@ Connection parse_connection(const Json& json) {
   if (connection.sends) {
     local.at("send_refused").get_to(connection.send_refused);
     local.at("cts_ready").get_to(connection.cts_ready);
+    local.at("tested").get_to(connection.tested);
   } else {
     local.at("flushes").get_to(connection.flushes);
   }

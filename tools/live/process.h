@@ -37,6 +37,7 @@ struct Connection {
   std::uint64_t no_progress_ms = 0;
   bool send_refused = false;
   bool cts_ready = false;
+  bool tested = false;       // of a sender: by its application, recently
   Latencies latencies = {};  // so far
 };
 

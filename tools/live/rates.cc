@@ -24,14 +24,17 @@ constexpr std::size_t kMaxCulprits = 64;  // of a user
 
 using ProcessKey = std::pair<std::string, std::int64_t>;  // host, pid
 using Graph = std::map<ProcessKey, std::set<ProcessKey>>;
+// A process, the other ends of its connections on which nothing passes (itself: its device does not complete its work),
+// and the ports of these connections.
+using Obstructed = std::map<ProcessKey, std::map<ProcessKey, std::string>>;
 
 double seconds_between(std::uint64_t before_ns, std::uint64_t now_ns) {
   return static_cast<double>(now_ns - before_ns) / static_cast<double>(kNanosecondsPerSecond);
 }
 
-std::set<ProcessKey> waiting_for(const ProcessKey& process, const Graph& waiters) {
+// Directly or through others.
+std::set<ProcessKey> waiting_for(std::vector<ProcessKey> open, const Graph& waiters) {
   std::set<ProcessKey> found;
-  std::vector<ProcessKey> open{process};
   while (!open.empty()) {
     const ProcessKey next = open.back();
     open.pop_back();
@@ -41,7 +44,6 @@ std::set<ProcessKey> waiting_for(const ProcessKey& process, const Graph& waiters
       if (found.insert(waiter).second) open.push_back(waiter);
     }
   }
-  found.erase(process);
   return found;
 }
 
@@ -89,9 +91,24 @@ const char* name_of(WaitsFor waits) {
   return kNames[static_cast<std::size_t>(waits)];
 }
 
+bool no_lane_works(const Connection& connection) {
+  return connection.lanes != 0 && connection.lanes_down >= connection.lanes;
+}
+
 WaitsFor find_wait(const Connection& connection) {
+  // As diagnose_stall() in src/net/monitor writes it.
+  const std::string& cause = connection.stall_cause;
+  if (cause.find(" does not answer: ") != std::string::npos) return WaitsFor::kPeer;
+  if (no_lane_works(connection) || cause.starts_with("the network")) return WaitsFor::kNetwork;
+  if (cause.starts_with("the device") || cause.starts_with("this host's device")) return WaitsFor::kDevice;
+  if (cause.starts_with("this process")) return WaitsFor::kNothing;
+  if (cause.starts_with("the peer")) return WaitsFor::kPeer;
   if (connection.flushes != 0) return WaitsFor::kDevice;
-  if (connection.outstanding != 0) return connection.sends ? WaitsFor::kNetwork : WaitsFor::kPeer;
+  if (connection.outstanding != 0 && connection.sends) {
+    // A process that does not test does not learn that its data has been acknowledged.
+    return connection.tested ? WaitsFor::kNetwork : WaitsFor::kNothing;
+  }
+  if (connection.outstanding != 0) return WaitsFor::kPeer;
   return connection.send_refused ? WaitsFor::kPeer : WaitsFor::kNothing;
 }
 
@@ -107,30 +124,87 @@ std::vector<std::string> split_ports(const std::string& device) {
 
 namespace {
 
+// Few processes that are ends of all of these connections: where several connections of a process are
+// obstructed, the cause is rather at this process.
+void add_obstructed(const Obstructed& obstructed, const Graph& waiters, std::size_t max,
+                    std::vector<Culprit>& culprits) {
+  Graph ends;
+  for (const auto& [own, peers] : obstructed) {
+    for (const auto& [peer, device] : peers) {
+      ends[own].insert(peer);
+      ends[peer].insert(own);
+    }
+  }
+  for (; !ends.empty() && max != 0; --max) {
+    const auto weight = [&](const auto& end) { return std::pair(end.second.size(), obstructed.contains(end.first)); };
+    const auto most =
+        std::max_element(ends.begin(), ends.end(), [&](const auto& a, const auto& b) { return weight(a) < weight(b); });
+    const auto [process, others] = *most;
+    ends.erase(most);
+    Culprit culprit{process.first, process.second, 0, WaitsFor::kNetwork};
+    if (const auto own = obstructed.find(process); own != obstructed.end())
+      culprit.device = own->second.begin()->second;
+    if (others.size() == 1 && others.contains(process)) {
+      culprit.what = WaitsFor::kDevice;
+    } else if (others.size() == 1) {
+      culprit.peer_host = others.begin()->first;
+      culprit.peer_pid = others.begin()->second;
+    }
+    std::vector<ProcessKey> both{process};
+    for (const ProcessKey& other : others) {
+      both.push_back(other);
+      const auto end = ends.find(other);
+      if (end != ends.end() && end->second.erase(process) != 0 && end->second.empty()) ends.erase(end);
+    }
+    std::set<ProcessKey> waiting = waiting_for(both, waiters);
+    for (const ProcessKey& end : both) {
+      if (obstructed.contains(end)) waiting.insert(end);
+    }
+    culprit.waiting = waiting.size();
+    culprits.push_back(std::move(culprit));
+  }
+}
+
 // What a process says is not checked, so that of one user counts for this user only.
 void add_culprits(uid_t user, const std::vector<ProcessView>& processes, std::vector<Culprit>& culprits) {
   Graph waiters;  // by whom they wait for
   std::set<ProcessKey> waiting;
+  Obstructed obstructed;
+  std::set<ProcessKey> idle;  // nothing has been sent or received
   for (const ProcessView& process : processes) {
     if (process.now.user != user) continue;
     const ProcessKey own{process.now.host, process.now.pid};
+    if (std::all_of(process.connections.begin(), process.connections.end(),
+                    [](const ConnectionView& connection) { return connection.now.messages == 0; })) {
+      idle.insert(own);
+    }
     for (const ConnectionView& connection : process.connections) {
-      if (connection.waits != WaitsFor::kPeer || connection.now.no_progress_ms < kWaitMs) continue;
+      if (connection.waits == WaitsFor::kNothing || connection.now.no_progress_ms < kWaitMs) continue;
       const ProcessKey peer{connection.now.peer_host, connection.now.peer_pid};
-      if (peer == own) continue;
-      waiters[peer].insert(own);
-      waiting.insert(own);
+      if (connection.waits != WaitsFor::kPeer) {
+        obstructed[own][connection.waits == WaitsFor::kDevice ? own : peer] = connection.now.device;
+      } else if (peer != own) {
+        waiters[peer].insert(own);
+        waiting.insert(own);
+      }
     }
   }
   std::vector<std::pair<std::size_t, ProcessKey>> ends;
   for (const auto& [process, direct] : waiters) {
-    if (!waiting.contains(process)) ends.emplace_back(direct.size(), process);
+    if (!waiting.contains(process) && !obstructed.contains(process)) ends.emplace_back(direct.size(), process);
   }
   std::stable_sort(ends.begin(), ends.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
   if (ends.size() > kMaxCulprits) ends.resize(kMaxCulprits);
   for (const auto& [direct, process] : ends) {
-    culprits.push_back({process.first, process.second, waiting_for(process, waiters).size()});
+    culprits.push_back({.host = process.first,
+                        .pid = process.second,
+                        .waiting = waiting_for({process}, waiters).size(),
+                        .carried_nothing = idle.contains(process)});
+    // It can be the reason why what was sent to it is not acknowledged, too.
+    for (auto& [own, peers] : obstructed) peers.erase(process);
   }
+  std::erase_if(obstructed, [](const auto& one) { return one.second.empty(); });
+  add_obstructed(obstructed, waiters, kMaxCulprits - ends.size(), culprits);
 }
 
 }  // namespace

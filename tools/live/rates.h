@@ -22,7 +22,9 @@ struct Rates {
 // What an operation that is outstanding waits for.
 enum class WaitsFor : std::uint8_t { kNothing, kPeer, kNetwork, kDevice };
 const char* name_of(WaitsFor waits);
+// From the cause of the stall when the process has found it, else from what the connection has outstanding.
 WaitsFor find_wait(const Connection& connection);
+bool no_lane_works(const Connection& connection);
 
 struct ConnectionView {
   Connection now;
@@ -55,11 +57,16 @@ struct ProcessView {
   Rates sent, received;  // sums of the connections
 };
 
-// A process that others wait for, directly or through others, and that itself waits for no process.
+// What processes wait for, directly or through others, and what itself waits for no process.
 struct Culprit {
   std::string host;
   std::int64_t pid = 0;
-  std::size_t waiting = 0;  // processes
+  std::size_t waiting = 0;          // processes
+  WaitsFor what = WaitsFor::kPeer;  // the process itself, or its network or device
+  std::string device = {};          // of these, where this host has the process: "mlx5_0:1"
+  std::string peer_host = {};       // of a network if there is one other end
+  std::optional<std::int64_t> peer_pid = {};
+  bool carried_nothing = false;  // no connection of the process has sent or received: it may be setting up others
 };
 
 struct PortView {

@@ -112,9 +112,12 @@ double weight(const ProcessView& process, Sort sort) {
 std::string waits_text(const ConnectionView& connection) {
   const live::Connection& now = connection.now;
   if (!now.error.empty()) return now.error;
-  if (!now.stall_cause.empty()) return now.stall_cause;
   std::string text;
-  if (connection.waits == live::WaitsFor::kPeer) {
+  if (connection.waits == live::WaitsFor::kNetwork && live::no_lane_works(now)) {
+    text = "no lane works";
+  } else if (!now.stall_cause.empty()) {
+    return now.stall_cause;
+  } else if (connection.waits == live::WaitsFor::kPeer) {
     text = "peer " + now.peer_host + ":" + std::to_string(now.peer_pid);
   } else if (connection.waits != live::WaitsFor::kNothing) {
     text = live::name_of(connection.waits);
@@ -243,12 +246,41 @@ void add_ports(const live::View& view, std::vector<Line>& lines) {
   }
 }
 
-Json rates_json(const live::Rates& rates) {
-  return {{"bytes_s", rates.bytes_s}, {"messages_s", rates.messages_s}};
+std::string process_text(const std::string& host, std::int64_t pid) {
+  return "process " + std::to_string(pid) + " on " + host;
+}
+
+Line culprit_line(const live::Culprit& culprit) {
+  std::string text = process_text(culprit.host, culprit.pid);
+  if (culprit.what != live::WaitsFor::kPeer) {
+    if (!culprit.device.empty()) text += " (" + culprit.device + ")";
+    if (culprit.peer_pid) text += " and " + process_text(culprit.peer_host, *culprit.peer_pid);
+    text = std::string("the ") + live::name_of(culprit.what) + (culprit.peer_pid ? " between " : " of ") + text;
+  }
+  text = "look first at " + text + ": " + count(culprit.waiting, "process") +
+         (culprit.waiting == 1 ? " waits" : " wait") + " for it";
+  if (culprit.carried_nothing) {
+    text += "; it has sent and received nothing yet, and may itself wait for a connection that is being made";
+  }
+  return {printable(text), Style::kAlarm};
 }
 
 Json text_or_null(const std::string& text) {
   return text.empty() ? Json(nullptr) : Json(text);
+}
+
+Json culprit_json(const live::Culprit& culprit) {
+  return {{"what", culprit.what == live::WaitsFor::kPeer ? "process" : live::name_of(culprit.what)},
+          {"host", culprit.host},
+          {"pid", culprit.pid},
+          {"device", text_or_null(culprit.device)},
+          {"peer_host", text_or_null(culprit.peer_host)},
+          {"peer_pid", culprit.peer_pid ? Json(*culprit.peer_pid) : Json(nullptr)},
+          {"waiting", culprit.waiting}};
+}
+
+Json rates_json(const live::Rates& rates) {
+  return {{"bytes_s", rates.bytes_s}, {"messages_s", rates.messages_s}};
 }
 
 // Microseconds; null: not measured.
@@ -352,12 +384,7 @@ std::vector<Line> to_lines(const live::View& view, bool connections) {
   for (const live::Problem& problem : view.problems) {
     lines.push_back({printable("not shown: " + problem.path + ": " + problem.why), Style::kAlarm});
   }
-  for (const live::Culprit& culprit : view.culprits) {
-    lines.push_back(
-        {printable("look first at process " + std::to_string(culprit.pid) + " on " + culprit.host + ": " +
-                   count(culprit.waiting, "process") + (culprit.waiting == 1 ? " waits" : " wait") + " for it"),
-         Style::kAlarm});
-  }
+  for (const live::Culprit& culprit : view.culprits) lines.push_back(culprit_line(culprit));
   add_ports(view, lines);
   lines.push_back({columns("PID", "PROGRAM", "PEER", "DEVICE", "B/s", "MSG/s", "OUT", "LANES", "RETRY/s", "P50/P99 us",
                            "WAITS FOR"),
@@ -372,7 +399,7 @@ std::vector<Line> to_lines(const live::View& view, bool connections) {
 }
 
 Json to_json(const live::View& view) {
-  Json json{{"schema", 1},
+  Json json{{"schema", 2},
             {"processes", Json::array()},
             {"ports", Json::array()},
             {"look_first_at", Json::array()},
@@ -395,9 +422,7 @@ Json to_json(const live::View& view) {
   for (const live::PortView& port : view.ports) {
     json["ports"].push_back({{"port", port.port}, {"counters", port.counters}, {"growth_s", port.growth_s}});
   }
-  for (const live::Culprit& culprit : view.culprits) {
-    json["look_first_at"].push_back({{"host", culprit.host}, {"pid", culprit.pid}, {"waiting", culprit.waiting}});
-  }
+  for (const live::Culprit& culprit : view.culprits) json["look_first_at"].push_back(culprit_json(culprit));
   for (const live::Problem& problem : view.problems) {
     json["problems"].push_back({{"path", problem.path}, {"why", problem.why}});
   }
