@@ -61,8 +61,8 @@ def check_exporter(case, directory):
     command = [directory / "verbatim-exporter", "--listen", "127.0.0.1:0", "--dir", SCRATCH / "none"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as exporter:
         try:
-            port = re.search(r", port (\d+): ", exporter.stdout.readline())[1]
-            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=60) as answer:
+            url = re.search(r"http://\S+", exporter.stdout.readline())[0]
+            with urllib.request.urlopen(url, timeout=60) as answer:
                 case.assertIn(b"\nverbatim_up 1\n", answer.read())
         finally:
             exporter.terminate()

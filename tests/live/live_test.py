@@ -721,8 +721,9 @@ class Exporter(Live):
         self.addCleanup(end)
         self.exporter = exporter
         shown = exporter.stdout.readline()
-        self.assertRegex(shown, rf"^listening at {re.escape(listen)}, port \d+: /metrics$")
-        return int(re.search(r"port (\d+)", shown)[1])
+        address = re.escape(listen.rpartition(":")[0])
+        self.assertRegex(shown, rf"^listening at http://{address}:\d+/metrics$")
+        return int(re.search(r":(\d+)/metrics", shown)[1])
 
     def connect(self, port, request=b"", receive_bytes=None):
         client = socket.socket()
@@ -1159,7 +1160,7 @@ class Exporter(Live):
             done = subprocess.run([OPTIONS.exporter, "--listen", address], env=environment(self.directory), capture_output=True,
                                   text=True, timeout=TIMEOUT_S)
         self.assertEqual(done.returncode, 3)
-        self.assertIn(f"listening at {address}", done.stderr)
+        self.assertIn(f"verbatim-exporter: listening at {address}: bind: Address already in use. Next: --listen with", done.stderr)
 
 
 class Prometheus(Exporter):

@@ -2,6 +2,7 @@
 // processes through their shared memory.
 #include <CLI/CLI.hpp>
 #include <array>
+#include <cerrno>
 
 #include "cli/command_line.h"
 #include "softverbs-control/process_directory.h"
@@ -38,5 +39,7 @@ int run(int argc, char** argv) {
 }  // namespace verbatim::control
 
 int main(int argc, char** argv) {
+  static char typed[] = "softverbs";  // what a user has called: tools/softverbs
+  program_invocation_short_name = typed;
   return verbatim::control::run(argc, argv);
 }

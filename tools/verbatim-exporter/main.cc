@@ -30,7 +30,8 @@ cli::ExitStatus run(const Options& options) {
   exporter::Metrics metrics(options.sampler, options.max_processes);
   exporter::Server server(options.listen, [&] { return metrics.collect(); });
   for (const int signal : {SIGINT, SIGTERM}) server.end_at(signal);
-  std::printf("listening at %s, port %d: /metrics\n", options.listen.c_str(), server.port());
+  const std::string address = options.listen.substr(0, options.listen.rfind(':'));
+  std::printf("listening at http://%s:%d/metrics\n", address.c_str(), server.port());
   std::fflush(stdout);
   server.run();
   return cli::ExitStatus::kOk;

@@ -122,7 +122,10 @@ bool is_ready(bufferevent* stream, bool has_request) {
 Server::Server(const std::string& address, std::function<std::string()> collect)
     : collect_(std::move(collect)), base_(made(event_base_new())), http_(made(evhttp_new(base_.get()))) {
   Result<UniqueFd> socket = tcp_listen(parse_address(address));
-  if (!socket) throw cli::Failure("listening at " + address + ": " + to_string(socket.error()));
+  if (!socket) {
+    throw cli::Failure("listening at " + address + ": " + to_string(socket.error()) +
+                       ". Next: --listen with an address of this host, and a port that is free or 0");
+  }
   ::setsockopt(socket->get(), SOL_SOCKET, SO_SNDBUF, &kSendBytes, sizeof kSendBytes);  // and of those it accepts
   listener_ = evhttp_bound_socket_get_listener(made(evhttp_accept_socket_with_handle(http_.get(), socket->get())));
   static_cast<void>(socket->release());

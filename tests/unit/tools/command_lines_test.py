@@ -53,6 +53,10 @@ class CommandLines(unittest.TestCase):
             line = f"{shown}: unknown argument '{unknown}'. Next: is {meant} meant? See {shown} --help\n"
             self.assertEqual((status, out, err), (USAGE, "", line))
 
+    def test_MalformedClause_IsAnErrorOfTheProgramThatTheUserHasTyped(self):
+        status, out, err = run(self.program("softverbs-control"), "fault", "bogus")
+        self.assertEqual((status, out, err.split(": ")[0]), (USAGE, "", "softverbs"), err)
+
     def test_UnknownOption_OfScripts_LeadsToHelp(self):
         for name in GETOPT + OWN:
             status, out, err = run(SOURCE / name, "--no-such-option")
