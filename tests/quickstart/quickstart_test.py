@@ -380,6 +380,13 @@ class Packages(Tree):
         self.assertIn("packages to install with apt-get: ninja-build\n", out)
         self.assertRegex(out, r"packages downloaded in \d+ s\npackages installed in \d+ s\n")
 
+    def test_libraries_of_all_tools_are_installed(self):
+        self.be_root(0)
+        (self.programs / "pkg-config").unlink()
+        write_program(self.programs / "pkg-config", '#!/bin/sh\ncase "$*" in *ncursesw* | *libevent*) exit 1 ;; esac\n')
+        out, _ = self.run_to_end()
+        self.assertIn("packages to install with apt-get: ninja-build libncurses-dev libevent-dev\n", out)
+
     def test_no_network_is_one_line(self):
         self.be_root(0)
         self.environment["NO_NETWORK"] = "1"
