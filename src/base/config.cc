@@ -324,9 +324,9 @@ std::vector<Row> rows() {
           "Milliseconds that the queue pairs of a closed connection are kept for a peer that has not closed yet."),
       number_row(
           "VERBATIM_KEEPALIVE_S", nullptr, &Config::keepalive_s, 0, 86'400, "300",
-          "Seconds without a message and without data from the peer process after which its connections fail if its "
-          "host acknowledges the pings, or if its NIC does not answer either; an RMA communicator fails when the host "
-          "of a rank acknowledges nothing on its TCP connection for so long, and no other one can be made. 0: never."),
+          "Seconds without a message and without data from the peer process; from 0.75 times so long on its "
+          "connections fail if its host acknowledges the pings, or its NIC does not answer either, and RMA when the "
+          "host of a rank acknowledges nothing over TCP for so long and no other connection can be made. 0: never."),
       number_row(
           "VERBATIM_STALL_WARN_S", nullptr, &Config::stall_warn_s, 0, 86'400, "30",
           "Seconds without progress, with operations outstanding, after which a warning reports the connection, or the "
