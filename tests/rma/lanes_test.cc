@@ -90,8 +90,7 @@ class RmaLanes : public ::testing::Test {
       const bool is_wanted =
           line.text.find("lane") != std::string::npos || line.text.find("TCP connection") != std::string::npos;
       if (!is_wanted && line.level != nccl::DebugLogLevel::kWarn) return;
-      std::strncat(text, line.text.c_str(), Ranks::kTextBytes - std::strlen(text) - 2);
-      std::strcat(text, "\n");
+      Ranks::add_line(text, line.text);
     });
     netapi::Opened opened = netapi::open_plugin(std::getenv("PLUGIN"));
     ASSERT_NE(opened.plugin, nullptr) << opened.error;

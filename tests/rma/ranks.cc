@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <thread>
 
 #include "netapi/log.h"
@@ -212,12 +213,18 @@ bool Rank::eventually(const std::function<bool()>& condition) {
   return true;
 }
 
+void Ranks::add_line(char* text, const std::string& line) {
+  static std::mutex mutex;  // threads of the plugin log at a time
+  const std::scoped_lock lock(mutex);
+  const std::size_t used = std::strlen(text);
+  std::snprintf(text + used, kTextBytes - used, "%s\n", line.c_str());
+}
+
 void Rank::keep_warnings() {
   char* const text = all_.text(number_);
   netapi::set_log_callback([text](const netapi::LogLine& line) {
     if (line.level != nccl::DebugLogLevel::kWarn) return;
-    std::strncat(text, line.text.c_str(), Ranks::kTextBytes - std::strlen(text) - 2);
-    std::strcat(text, "\n");
+    Ranks::add_line(text, line.text);
   });
 }
 

@@ -91,7 +91,8 @@ class Ranks {
   // Numbers and a text that all processes see.
   std::atomic<std::uint64_t>& number(int i) { return shared_->numbers[i]; }
   char* text(int rank) { return shared_->texts[rank]; }
-  static constexpr std::size_t kTextBytes = 4096;
+  // Appends a line to the text of a rank, of which this process has only one; what does not fit is cut off.
+  static void add_line(char* text, const std::string& line);
 
   // The same with connect, create and close around it.
   void run_connected(const netapi::RmaConfig& config, const std::function<void(Rank&)>& body);
@@ -102,6 +103,7 @@ class Ranks {
   friend class Rank;
 
   static constexpr int kMaxRanks = 64;
+  static constexpr std::size_t kTextBytes = 32768;
   struct Shared {
     std::atomic<std::uint32_t> arrived;
     std::atomic<std::uint32_t> rounds;

@@ -47,8 +47,7 @@ class RmaStall : public ::testing::Test {
     char* const text = ranks_.text(rank.number());
     netapi::set_log_callback([text](const netapi::LogLine& line) {
       if (line.level != nccl::DebugLogLevel::kWarn && line.text.find("progress again") == std::string::npos) return;
-      std::strncat(text, line.text.c_str(), Ranks::kTextBytes - std::strlen(text) - 2);
-      std::strcat(text, "\n");
+      Ranks::add_line(text, line.text);
     });
   }
   // What the process says of a context and a peer; null: nothing was begun.
