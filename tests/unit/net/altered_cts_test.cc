@@ -50,7 +50,7 @@ TEST(Outage, CtsEntryBecomesThatOfAGroup_OnlyItsMessageIsSentAgain) {
       {"VERBATIM_TIMEOUT", "12"},
       {"VERBATIM_RETRY_CNT", "2"},
       {"VERBATIM_LANE_TIMEOUT_MS", "200"}};
-  verbatim::test::check_in_child(variables, [] {
+  const std::string output = verbatim::test::check_in_child(variables, [] {
     std::vector<std::uint8_t> source(64, 7);
     std::vector<std::vector<std::uint8_t>> targets(2, std::vector<std::uint8_t>(64));
     std::vector<std::uint8_t> earlier(64);
@@ -73,6 +73,7 @@ TEST(Outage, CtsEntryBecomesThatOfAGroup_OnlyItsMessageIsSentAgain) {
     EXPECT_TRUE(pair.wait_for_all(requests));
     for (const auto& target : targets) EXPECT_EQ(target, source) << "wrong bytes";
   });
+  EXPECT_NE(output.find(" is down, the connection waits "), std::string::npos) << output;
 }
 
 }  // namespace
