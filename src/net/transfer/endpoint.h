@@ -97,9 +97,9 @@ class Endpoint {
     const EndpointQp& end = qps_[qp];
     return end.gids != nullptr ? end.gids->remote : remote_.devices[end.remote_device].gid;
   }
-  // The QP that connect() moves next; 0 when all are connected.
   // Of the QP's local port, since the connection was made.
   bool link_was_down(std::size_t qp) const;
+  // The QP that connect() moves next; 0 when all are connected.
   std::size_t next_qp() const { return connected_qps_ % qps_.size(); }
 
   std::span<const Port* const> ports() const { return ports_; }
